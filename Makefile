@@ -1,0 +1,53 @@
+# Two commands do everything: `make demo` runs the main job on a real model, `make test` passes the tests.
+# Both create .venv first; once their packages are there, both work offline.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+MODEL  ?= smollm2-135m
+NATIVE := $(wildcard native/*.cc native/*.h native/*.txt native/isa/*)
+
+.PHONY: help install demo test lint format bench clean
+
+help:            ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(VENV)/.tools: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q 'scikit-build-core>=1.0' 'nanobind>=2.4' 'cmake>=3.26' ninja
+	touch $@
+
+# The compiled part is rebuilt when its sources change; Python sources are used in place.
+$(VENV)/.installed: $(VENV)/.tools pyproject.toml $(NATIVE)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -q --no-build-isolation --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -q --no-build-isolation --editable '.[dev]'
+	touch $@
+
+install: $(VENV)/.installed   ## set up .venv with loadproof in it
+
+demo: install    ## fetch the default model and print a chat answer from it
+	$(BIN)/loadproof generate $(MODEL) --chat --max-tokens 96 "Why does the sky look blue?"
+
+test: $(VENV)/.dev   ## set up and run the whole test suite
+	$(BIN)/loadproof pull $(MODEL)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev   ## ruff, mypy --strict, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src tests
+	$(BIN)/clang-format --dry-run --Werror native/*.cc native/*.h native/isa/*
+
+format: $(VENV)/.dev ## rewrite sources in the enforced style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i native/*.cc native/*.h native/isa/*
+
+bench: install   ## latency and throughput of the default model
+	$(BIN)/loadproof bench $(MODEL)
+
+clean:           ## remove everything that was set up or built
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Requests, blocks, scheduling, steps and outputs."""

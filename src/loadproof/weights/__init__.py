@@ -1,0 +1,1 @@
+"""Checkpoint readers, and from a model name to local files."""
