@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import ml_dtypes
@@ -11,7 +12,9 @@ import numpy.typing as npt
 
 from loadproof.graph import Param
 
-Array = npt.NDArray[np.float32] | npt.NDArray[ml_dtypes.bfloat16]
+BF16 = npt.NDArray[ml_dtypes.bfloat16]
+F32 = npt.NDArray[np.float32]
+Array = F32 | BF16
 
 
 class WeightsError(ValueError):
@@ -28,11 +31,45 @@ class TensorSource(Protocol):
         """One tensor, ``[out, in]`` for matrices: bfloat16 where it is stored so, else float32.
 
         Values of formats narrower than float32 are widened exactly (float16, block-quantised integers).
+        The array may be a read-only view of the file. Safe to call from several threads.
         """
+
+    def read_bf16(self, name: str) -> BF16:
+        """The same as ``read(name).astype(bfloat16)``, rounded to nearest even, without the float32 copy."""
 
     def digest(self) -> str:
         """SHA-256 hex digest that names the weights (of the files' bytes, or of a fast stand-in that
         changes whenever the bytes do: see the format's reader)."""
+
+
+@dataclass(frozen=True)
+class RenamedSource:
+    """A part of ``source`` under other names: ``names`` maps each new name to the one in ``source``."""
+
+    source: TensorSource
+    names: Mapping[str, str]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every renamed tensor."""
+        shapes = self.source.shapes()
+        return {name: shapes[stored] for name, stored in self.names.items()}
+
+    def read(self, name: str) -> Array:
+        """See :meth:`TensorSource.read`."""
+        return self.source.read(self._stored(name))
+
+    def read_bf16(self, name: str) -> BF16:
+        """See :meth:`TensorSource.read_bf16`."""
+        return self.source.read_bf16(self._stored(name))
+
+    def digest(self) -> str:
+        """Digest of the whole underlying source."""
+        return self.source.digest()
+
+    def _stored(self, name: str) -> str:
+        if name not in self.names:
+            raise WeightsError(f"the checkpoint has no tensor {name}")
+        return self.names[name]
 
 
 def check_params(source: TensorSource, params: Iterable[Param]) -> None:
