@@ -1,4 +1,4 @@
-"""One local checkpoint, whatever its format: its config, its tensors, and what its tokenizer is built from."""
+"""One local checkpoint, whatever its format: its config, its tensors, its tokenizer's metadata."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import mmap
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import ml_dtypes
 import numpy as np
@@ -177,7 +177,7 @@ def _read_entry(name: str, entry: Any, data: npt.NDArray[np.uint8], base: int) -
     return StoredTensor(dtype, tuple(shape), base + start, base + stop, data)
 
 
-def _are_counts(value: Any) -> bool:
+def _are_counts(value: Any) -> TypeGuard[list[int]]:
     """Whether ``value`` is a list of whole numbers, none negative, each below 2**63."""
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 63 for item in value)
 
