@@ -75,7 +75,7 @@ def _open_directory(path: Path) -> Checkpoint:
     source: TensorSource = SafetensorsSource(path)
     if "text_config" in config:
         config, source = _text_config(path, config), _text_tensors(source)
-    _check_config(path / "config.json", config)
+    _check_config(path / "config.json", config, len(source.shapes()))
     generation = path / "generation_config.json"
     generation_config = read_json(generation) if generation.is_file() else {}
     return Checkpoint(path, "safetensors", config, generation_config, source, None)
@@ -102,10 +102,13 @@ def _text_tensors(source: TensorSource) -> TensorSource:
     return RenamedSource(source, names) if names else source
 
 
-def _check_config(path: Path, config: dict[str, Any]) -> None:
+def _check_config(path: Path, config: dict[str, Any], num_tensors: int) -> None:
     if not isinstance(config.get("model_type"), str):
         raise WeightsError(f"{path}: model_type is not a string")
     for key in _COUNTS:
         value = config.get(key)
         if value is not None and (type(value) is not int or not 0 < value < _MAX_COUNT):
             raise WeightsError(f"{path}: {key} = {value!r} is not a whole number above zero")
+    layers = config.get("num_hidden_layers")
+    if layers is not None and layers > num_tensors:
+        raise WeightsError(f"{path}: {layers} layers cannot be made of {num_tensors} tensors")

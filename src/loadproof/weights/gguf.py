@@ -148,7 +148,8 @@ def _read_header(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, TensorInfo]
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1) or alignment > 1 << 20:
         raise WeightsError(f"general.alignment {alignment!r} is not a power of two up to a million")
-    if metadata.get("split.count", 0) not in (0, 1):
+    split = metadata.get("split.count", 0)
+    if type(split) is not int or split > 1:
         raise WeightsError("one of several split files; merge them first (llama-gguf-split --merge)")
     return metadata, _read_tensor_table(cursor, num_tensors, alignment)
 

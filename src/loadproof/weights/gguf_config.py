@@ -33,6 +33,7 @@ _REFUSED = (  # metadata whose effect no graph here has
     "attention.temperature_length",
     "use_parallel_residual",
 )
+_MAX_COUNT = (1 << 31) - 1
 _GEMMA3_PATTERN = 6  # five sliding layers, then a full one, where the file doesn't say
 _GEMMA3_27B_LAYERS = 62  # the one size whose queries are scaled by its width over its heads
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192  # Llama 3.1 model card
@@ -66,7 +67,7 @@ def generation_config_of(file: GgufFile) -> dict[str, Any]:
     names = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
     for stored, name in names.items():
         value = file.metadata.get(f"general.sampling.{stored}")
-        if type(value) in (int, float):
+        if type(value) in (int, float) and 0 <= value < 1e30:
             config[name] = value
     return config
 
@@ -87,11 +88,11 @@ class _Metadata:
         value = self.get(key)
         if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
             value = value[0].item()  # one entry a layer, all the same
-        if value is None or value == 0:
+        if value is None:
             return default
-        if type(value) is not int or value < 0:
-            raise WeightsError(f"{self.arch}.{key} is not one whole number above zero")
-        return value
+        if type(value) is not int or not 0 <= value <= _MAX_COUNT:
+            raise WeightsError(f"{self.arch}.{key} is not one whole number up to {_MAX_COUNT}")
+        return value or default
 
     def required(self, key: str) -> int:
         value = self.positive(key, None)
@@ -106,18 +107,19 @@ class _Metadata:
         9.999999747378752e-06.
         """
         value = self.get(key)
-        if value is None or value == 0:
+        if value is None:
             return default
-        if type(value) not in (int, float) or not 0 < value < 1e30:
-            raise WeightsError(f"{self.arch}.{key} is not a finite number above zero")
+        if type(value) not in (int, float) or not 0 <= value < 1e30:
+            raise WeightsError(f"{self.arch}.{key} is not a finite number, zero or above")
         single = np.float32(value)
-        return float(str(single)) if single == value else float(value)
+        return (float(str(single)) if single == value else float(value)) or default
 
 
 def _common(file: GgufFile, meta: _Metadata) -> dict[str, Any]:
     for key in _REFUSED:
-        if meta.get(key):
-            raise WeightsError(f"{meta.arch}.{key} = {meta.get(key)!r} is not supported")
+        value = meta.get(key)
+        if value is not None and (type(value) not in (int, float, bool) or value):
+            raise WeightsError(f"{meta.arch}.{key} is set, which is not supported")
     if meta.get("attention.causal") is False:
         raise WeightsError("the model is bidirectional (attention.causal is false), not a language model")
     heads, hidden = meta.required("attention.head_count"), meta.required("embedding_length")
@@ -130,7 +132,7 @@ def _common(file: GgufFile, meta: _Metadata) -> dict[str, Any]:
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden,
         "intermediate_size": meta.required("feed_forward_length"),
-        "num_hidden_layers": meta.required("block_count"),
+        "num_hidden_layers": _num_layers(file, meta),
         "num_attention_heads": heads,
         "num_key_value_heads": meta.positive("attention.head_count_kv", heads),
         "head_dim": _head_dim(meta, hidden, heads),
@@ -144,6 +146,16 @@ def _common(file: GgufFile, meta: _Metadata) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
     return config | _special_tokens(file)
+
+
+def _num_layers(file: GgufFile, meta: _Metadata) -> int:
+    """The number of layers, no larger than the tensors allow: lists of that length follow."""
+    layers = meta.required("block_count")
+    if f"blk.{layers - 1}.attn_q.weight" not in file.tensors:
+        raise WeightsError(
+            f"{meta.arch}.block_count is {layers}, but layer {layers - 1} has no attn_q.weight"
+        )
+    return layers
 
 
 def _vocab_size(file: GgufFile) -> int:
@@ -174,14 +186,14 @@ def _head_dim(meta: _Metadata, hidden: int, heads: int) -> int:
 
 
 def _rope_scaling(file: GgufFile, meta: _Metadata) -> dict[str, Any] | None:
-    kind, factor = meta.get("rope.scaling.type"), meta.real("rope.scaling.factor", None)
-    factor = factor or meta.real("rope.scale_linear", None)  # the key's old name
+    kind = meta.get("rope.scaling.type")
+    factor = meta.real("rope.scaling.factor", None) or meta.real("rope.scale_linear", None)  # its old name
     if ROPE_FREQS in file.tensors:
         return _llama3_scaling(file, meta)
-    if kind in (None, "linear"):
+    if kind is None or (isinstance(kind, str) and kind == "linear"):
         return None if factor in (None, 1.0) else {"rope_type": "linear", "factor": factor}
-    if kind != "none":
-        raise WeightsError(f"rope scaling {kind!r} is not supported; known are linear and llama3")
+    if not isinstance(kind, str) or kind != "none":
+        raise WeightsError(f"rope scaling {str(kind)[:40]!r} is not supported; known are linear and llama3")
     return None
 
 

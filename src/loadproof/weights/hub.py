@@ -90,17 +90,22 @@ def _usable(hub_id: HubId, folder: Path) -> Path:
 @contextmanager
 def _bars(progress: bool) -> Iterator[None]:
     """Silence the hub's progress bars unless they are wanted and standard error is a terminal."""
-    from huggingface_hub import constants, utils
+    from huggingface_hub import constants
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     chosen_by_user = constants.HF_HUB_DISABLE_PROGRESS_BARS is not None
-    if chosen_by_user or utils.are_progress_bars_disabled() or (progress and sys.stderr.isatty()):
+    if chosen_by_user or are_progress_bars_disabled() or (progress and sys.stderr.isatty()):
         yield
         return
-    utils.disable_progress_bars()
+    disable_progress_bars()
     try:
         yield
     finally:
-        utils.enable_progress_bars()
+        enable_progress_bars()
 
 
 def _unreachable(hub_id: HubId, error: Exception) -> str:
