@@ -1,0 +1,161 @@
+"""Every engine setting in one dataclass, validated once, and the sizes that follow from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from loadproof.devices.device import DeviceLimits
+    from loadproof.graph import Graph
+
+_CACHE_ELEMENT_BYTES = 2  # bf16
+_WEIGHT_ELEMENT_BYTES = 2
+_CACHE_SHARE = 0.25  # of the memory that the weights leave, unless told otherwise
+_LEAST_CACHE = 128 << 20
+_INT32_MAX = 2**31 - 1
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
+
+
+class ConfigError(ValueError):
+    """Engine settings that are wrong, or that don't fit the model or the memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What a user may set about an engine. Raises :class:`ConfigError`, naming the setting and its value."""
+
+    model: str
+    """Directory, ``.gguf`` file, hub id or alias."""
+    served_model_name: str | None = None
+    """Name shown to clients; the model's own where None."""
+    max_model_len: int | None = None
+    """Most tokens of a request, prompt and output; None takes what the model and the cache allow."""
+    max_num_seqs: int = 64
+    """Most sequences running at once; others wait."""
+    max_num_batched_tokens: int = 2048
+    """Token budget of a step, shared by prompts and decodes."""
+    block_size: int = 32
+    """Tokens in a block of the key-value cache; a multiple of 16."""
+    num_blocks_override: int | None = None
+    """Blocks of the key-value cache, whatever memory they take."""
+    kv_cache_memory: int | None = None
+    """Bytes of the key-value cache; None takes a quarter of the free memory, or less where that is enough."""
+    num_threads: int | None = None
+    """Threads that compute; None takes the processors that the process may use."""
+    seed: int | None = None
+    """Source of the seeds of requests without one; None draws those at random."""
+    max_logprobs: int = 20
+    """Most log-probabilities a position that a request may ask for; -1 for no limit."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError(f"model must name a model, not {self.model!r}")
+        for name, low, high in (
+            ("max_num_seqs", 1, 4096),
+            ("max_num_batched_tokens", 1, 1 << 20),
+            ("block_size", 16, 4096),
+            ("max_logprobs", -1, _INT32_MAX),
+        ):
+            _check_integer(name, getattr(self, name), low, high)
+        for name, low, high in (
+            ("max_model_len", 2, _INT32_MAX),
+            ("num_blocks_override", 1, _INT32_MAX),
+            ("kv_cache_memory", 1, 1 << 50),
+            ("num_threads", 1, 1024),
+            ("seed", -(2**63), 2**64 - 1),
+        ):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), low, high)
+        if self.block_size % 16:
+            raise ConfigError(f"block_size must be a multiple of 16, not {self.block_size}")
+
+    @classmethod
+    def of(cls, model: str, settings: Mapping[str, Any]) -> Self:
+        """Settings by name; raises :class:`ConfigError` for a name that is none, with those that are."""
+        known = [field.name for field in fields(cls) if field.name != "model"]
+        unknown = sorted(settings.keys() - set(known))
+        if unknown:
+            raise ConfigError(f"no such settings: {', '.join(unknown)}; there are {', '.join(known)}")
+        return cls(model=model, **settings)
+
+    def limits(self, graph: Graph, free_memory: int) -> DeviceLimits:
+        """Sizes of the device for a model, with ``free_memory`` bytes there before its weights are read.
+
+        A length that was not set is the model's, or what the cache holds if that is less. Raises
+        :class:`ConfigError` where one that was set exceeds either.
+        """
+        from loadproof.devices.device import DeviceLimits
+
+        blocks = self._blocks_allowed(graph, free_memory)
+        max_model_len = self._model_len(graph.max_position_embeddings, blocks * self.block_size)
+        if self.num_blocks_override is None and self.kv_cache_memory is None:
+            blocks = min(blocks, self.max_num_seqs * -(-max_model_len // self.block_size))
+        return DeviceLimits(
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=self.block_size,
+            num_blocks=min(blocks, _INT32_MAX // self.block_size),
+        )
+
+    def _blocks_allowed(self, graph: Graph, free_memory: int) -> int:
+        if self.num_blocks_override is not None:
+            return self.num_blocks_override
+        block_bytes = self.block_size * cache_bytes_per_token(graph)
+        memory = self.kv_cache_memory
+        if memory is None:
+            memory = max(_LEAST_CACHE, int((free_memory - weight_bytes(graph)) * _CACHE_SHARE))
+        if memory < block_bytes:
+            raise ConfigError(
+                f"the key-value cache has {memory} bytes; "
+                f"one block of {self.block_size} tokens takes {block_bytes}"
+            )
+        return memory // block_bytes
+
+    def _model_len(self, model_limit: int, cached: int) -> int:
+        wanted = self.max_model_len
+        if wanted is None:
+            return min(model_limit, cached)
+        if wanted > model_limit:
+            raise ConfigError(f"max_model_len {wanted} is above the model's limit of {model_limit}")
+        if wanted > cached:
+            raise ConfigError(
+                f"max_model_len {wanted} does not fit the key-value cache, which holds {cached} tokens; "
+                "raise kv_cache_memory or num_blocks_override, or lower max_model_len"
+            )
+        return wanted
+
+
+def cache_bytes_per_token(graph: Graph) -> int:
+    """Bytes of keys and values that one token takes in all layers."""
+    from loadproof.graph import Attention
+
+    layers = [op for op in graph.ops if isinstance(op, Attention)]
+    return sum(2 * layer.num_kv_heads * layer.head_dim * _CACHE_ELEMENT_BYTES for layer in layers)
+
+
+def weight_bytes(graph: Graph) -> int:
+    """Bytes of the weights as the device holds them."""
+    return sum(math.prod(param.shape) for param in graph.params.values()) * _WEIGHT_ELEMENT_BYTES
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from ``"4GiB"``, ``"500M"`` or ``"1048576"``; raises :class:`ConfigError`."""
+    number = text.strip().upper().removesuffix("B")
+    digits = number.rstrip("KMGI")
+    unit = number[len(digits) :]
+    try:
+        size = float(digits) * _UNITS[unit]
+    except (KeyError, ValueError):
+        raise ConfigError(f"a size such as 4GiB or 500MB, not {text!r}") from None
+    if not 0 <= size <= 1 << 50:
+        raise ConfigError(f"{text!r} is not a sensible size")
+    return int(size)
+
+
+def _check_integer(name: str, value: object, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise ConfigError(f"{name} must be an integer from {low} to {high}, not {value!r}")

@@ -1,0 +1,65 @@
+"""The engine's door: everything about a request that depends on the model is checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadproof.engine.sampling_params import SamplingParams
+
+
+class RequestError(ValueError):
+    """A request that this model cannot serve; the message says why, with the numbers."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """What a model and its settings allow."""
+
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int  # -1 for no limit
+    eos_token_ids: frozenset[int]
+
+    def check_prompt(self, token_ids: Sequence[int]) -> list[int]:
+        """The prompt as a list; it has at least one token, all known, and leaves room for another."""
+        count = len(token_ids)
+        if count == 0:
+            raise RequestError("the prompt is empty: it has no tokens")
+        if count >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {count} tokens; at most {self.max_model_len - 1} fit, "
+                f"with one to generate, in max_model_len {self.max_model_len}"
+            )
+        ids = list(token_ids)
+        for token_id in ids:
+            if type(token_id) is not int:
+                raise RequestError(f"a prompt's token ids are integers, not {token_id!r}")
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            wrong = next(token_id for token_id in ids if not 0 <= token_id < self.vocab_size)
+            raise RequestError(f"token id {wrong} is outside the vocabulary of {self.vocab_size}")
+        return ids
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Refuse parameters that name unknown tokens, too many log-probabilities or leave no token."""
+        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+            wrong = max(ids, default=0)
+            if wrong >= self.vocab_size:
+                raise RequestError(f"{name}: {wrong} is outside the vocabulary of {self.vocab_size}")
+        wanted = params.logprobs or 0
+        wanted = self.vocab_size if wanted == -1 else wanted
+        allowed = self.vocab_size if self.max_logprobs == -1 else min(self.max_logprobs, self.vocab_size)
+        if wanted > allowed:
+            raise RequestError(f"logprobs {wanted} is above the limit of {allowed}")
+        banned = {*params.stop_token_ids, *self.eos_of(params)}
+        if params.min_tokens and len(banned) >= self.vocab_size:
+            raise RequestError("min_tokens with every token a stop token leaves none to sample")
+
+    def eos_of(self, params: SamplingParams) -> frozenset[int]:
+        """End-of-sequence tokens that count for a request."""
+        return frozenset() if params.ignore_eos else self.eos_token_ids
+
+    def max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:
+        """Tokens to generate at most: what was asked for, or to the model's limit."""
+        room = self.max_model_len - num_prompt_tokens
+        return room if params.max_tokens is None else min(params.max_tokens, room)

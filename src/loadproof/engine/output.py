@@ -1,0 +1,64 @@
+"""What callers get back: whole outputs, and the pieces of a streamed one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadproof.engine.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's natural log-probability under the raw logits, and its rank there (1 is the best)."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PositionLogprobs = dict[int, Logprob]
+"""By token id: the chosen token first, then the best ones in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionDelta:
+    """What one step added to one completion; the texts of a completion's deltas, joined, are its text."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    ``stop_reason`` is the stop string or stop token id that ended it, None for end-of-sequence and length.
+    ``seed`` is the one it sampled with: a request with it and ``n=1`` gives this completion again.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] | None
+    cumulative_logprob: float | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished request: its prompt and its ``n`` completions, in order of their index."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int
+    finished: bool

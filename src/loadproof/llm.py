@@ -1,0 +1,196 @@
+"""The Python interface: :class:`LLM`."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from loadproof.config import EngineConfig
+from loadproof.engine.engine import Engine, LogitsHook
+from loadproof.engine.loader import load_model
+from loadproof.engine.output import CompletionDelta, RequestOutput
+from loadproof.engine.progress import Progress, progress_bar
+from loadproof.engine.prompts import Prompt, TokenizedPrompt, tokenize_prompts
+from loadproof.engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from loadproof.tokenizer.tokenizer import Tokenizer
+
+Conversation = Sequence[Mapping[str, Any]]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+# generation_config.json's names that are sampling parameters, and ours for them.
+_RECOMMENDED = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+class LLM:
+    """A model loaded for use from Python; the names follow vLLM's.
+
+    ``model`` is a directory, a ``.gguf`` file, a hub id or an alias; ``settings`` are the fields of
+    :class:`~loadproof.config.EngineConfig`. Raises a ``ValueError`` subclass for a model or a setting that
+    can't be used. Call it from one thread; use it as a context manager, or call :meth:`close`.
+    """
+
+    def __init__(self, model: str | os.PathLike[str], **settings: Any) -> None:
+        self.config = EngineConfig.of(os.fspath(model), settings)
+        loaded = load_model(self.config)
+        self.model_name = loaded.name
+        self.tokenizer: Tokenizer = loaded.tokenizer
+        self.engine = Engine(
+            loaded.device, loaded.tokenizer, seed=self.config.seed, max_logprobs=self.config.max_logprobs
+        )
+        self._generation_config = loaded.generation_config
+
+    @property
+    def system_fingerprint(self) -> str:
+        """What outputs may depend on besides the request: weights, numeric format, kernels, ISA level."""
+        return self.engine.device.fingerprint
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request, prompt and output."""
+        return self.engine.device.limits.max_model_len
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's ``generation_config`` recommends, and defaults for the rest."""
+        return SamplingParams(**self.recommended_sampling())
+
+    def recommended_sampling(self) -> dict[str, Any]:
+        """The sampling parameters that the model's ``generation_config`` sets."""
+        config = self._generation_config
+        return {ours: config[name] for name, ours in _RECOMMENDED.items() if config.get(name) is not None}
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts together; outputs in the prompts' order, the same as if each had been alone.
+
+        A prompt is text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``. Parameters are
+        one set for all or one a prompt; None takes :meth:`get_default_sampling_params`. ``use_tqdm`` shows
+        progress on standard error if that is a terminal. Raises ``ValueError`` before anything is computed
+        where a prompt or its parameters can't be served.
+        """
+        return self._run(tokenize_prompts(prompts, self.tokenizer), sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, by the model's chat template.
+
+        A conversation is a list of ``{"role": ..., "content": ...}``. ``template_options`` go to
+        :meth:`Tokenizer.apply_chat_template`: ``add_generation_prompt``, ``continue_final_message``,
+        ``tools`` and the template's own. Otherwise as :meth:`generate`.
+        """
+        prompts = [self.chat_prompt(chat, **template_options) for chat in _conversations(messages)]
+        return self._run(prompts, sampling_params, use_tqdm)
+
+    def chat_prompt(self, conversation: Conversation, **template_options: Any) -> TokenizedPrompt:
+        """The prompt that :meth:`chat` makes of a conversation."""
+        text = self.tokenizer.apply_chat_template(conversation, **template_options)
+        return TokenizedPrompt(self.tokenizer.encode(text, add_special_tokens=False), text)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[CompletionDelta]:
+        """Complete one prompt piece by piece, from the first piece asked for on.
+
+        That one raises ``ValueError`` where the prompt can't be served. Closing the iterator early aborts
+        the request. Other calls may be made in between: the pieces wait.
+        """
+        (tokenized,) = tokenize_prompts([prompt], self.tokenizer)
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        deltas: deque[CompletionDelta] = deque()
+        request_id = self.engine.add_request(
+            tokenized.token_ids, params, prompt=tokenized.text, on_delta=deltas.append
+        )
+        unfinished = params.n
+        try:
+            while unfinished:
+                self.engine.step()
+                while deltas:
+                    delta = deltas.popleft()
+                    unfinished -= delta.finish_reason is not None
+                    yield delta
+        finally:
+            self.engine.abort_request(request_id)
+
+    def on_logits(self, hook: LogitsHook | None) -> None:
+        """Have ``hook(request_id, index, position, logits)`` called for each token that is sampled.
+
+        ``logits`` is the raw float32 row ``[vocab_size]`` and ``position`` the sampled token's. For
+        exactness tests and tools: it costs a copy of the logits. None removes the hook.
+        """
+        self.engine.on_logits = hook
+
+    def stats(self) -> dict[str, int]:
+        """The engine's counters, by name."""
+        return self.engine.stats()
+
+    def close(self) -> None:
+        """Free the model's memory and threads; safe to call again."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, prompts: list[TokenizedPrompt], params: Params, use_tqdm: bool) -> list[RequestOutput]:
+        outputs: dict[str, RequestOutput] = {}
+        request_ids: list[str] = []
+        try:
+            with progress_bar(len(prompts), show=use_tqdm) as progress:
+                receive = _receiver(outputs, progress)
+                for prompt, one in zip(prompts, self._params(params, len(prompts)), strict=True):
+                    request_ids.append(
+                        self.engine.add_request(prompt.token_ids, one, prompt=prompt.text, on_output=receive)
+                    )
+                while len(outputs) < len(request_ids):
+                    self.engine.step()
+            return [outputs[request_id] for request_id in request_ids]
+        finally:
+            # After an error or an interrupt nothing of this call stays behind.
+            for request_id in request_ids:
+                self.engine.abort_request(request_id)
+
+    def _params(self, params: Params, count: int) -> Sequence[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if len(params) != count:
+            raise ValueError(f"{count} prompts and {len(params)} sampling parameters")
+        return params
+
+
+def _receiver(outputs: dict[str, RequestOutput], progress: Progress) -> Callable[[RequestOutput], None]:
+    def receive(output: RequestOutput) -> None:
+        outputs[output.request_id] = output
+        progress.advance(sum(len(completion.token_ids) for completion in output.outputs))
+
+    return receive
+
+
+def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    if messages and not isinstance(messages[0], Mapping):
+        return list(messages)  # type: ignore[arg-type]
+    return [messages]  # type: ignore[list-item]

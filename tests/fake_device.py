@@ -1,0 +1,218 @@
+"""A device whose next token is a hash of the whole prefix, and a tokenizer of bytes to go with it.
+
+The prefix is rebuilt only from what steps wrote into the blocks of a sequence's table, so an engine that
+mixes up a block, a position or a row answers with other tokens. What no engine may do is asserted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from loadproof.devices.device import F32, I32, DeviceLimits, RowLogprobs, SamplingBatch, StepBatch, StepResult
+from loadproof.tokenizer.chat import ChatTemplates
+from loadproof.tokenizer.tokenizer import SpecialTokens, Tokenizer
+
+SPECIALS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
+BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
+VOCAB_SIZE = 260
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Token ids 0..255 are bytes in the order of the byte-level alphabet; then the special tokens."""
+    vocab = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Backend(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    special = SpecialTokens(BOS, EOS, frozenset({EOS, IM_END}), {"bos_token": "<s>", "eos_token": "</s>"})
+    return Tokenizer(backend, special, ChatTemplates({"default": CHAT_TEMPLATE}))
+
+
+def small_limits(
+    *,
+    max_num_batched_tokens: int = 64,
+    max_num_seqs: int = 8,
+    max_model_len: int = 128,
+    num_blocks: int = 64,
+) -> DeviceLimits:
+    return DeviceLimits(max_num_batched_tokens, max_num_seqs, max_model_len, 16, num_blocks)
+
+
+class FakeDevice:
+    """See the module. ``num_rows`` counts the token rows of all steps, ``largest_step`` those of one."""
+
+    def __init__(self, limits: DeviceLimits | None = None, vocab_size: int = VOCAB_SIZE) -> None:
+        self.limits = limits or small_limits()
+        self.vocab_size = vocab_size
+        self.fingerprint = "fake"
+        self.closed = False
+        self.num_rows = 0
+        self.num_steps = 0
+        self.largest_step = 0
+        self.fail_at_step: int | None = None
+        self._tokens = np.full((self.limits.num_blocks, self.limits.block_size), -1, np.int64)
+        self._positions = np.full_like(self._tokens, -1)
+        self._computed: dict[int, int] = {}  # by an owner's first block
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        assert not self.closed
+        self.num_steps += 1
+        if self.num_steps == self.fail_at_step:
+            raise RuntimeError("the device failed")
+        self._check(batch)
+        self._write(batch)
+        rows = [self._logits(batch, int(row)) for row in batch.logits_rows]
+        sampled = [sample(logits, batch.sampling, row) for row, logits in enumerate(rows)]
+        return StepResult(
+            np.array([token for token, _ in sampled], np.int32),
+            [logprobs for _, logprobs in sampled],
+            np.array(rows, np.float32).reshape(-1, self.vocab_size) if batch.return_logits else None,
+        )
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _check(self, batch: StepBatch) -> None:
+        num_rows, num_seqs = len(batch.token_ids), len(batch.seq_lens)
+        self.num_rows += num_rows
+        self.largest_step = max(self.largest_step, num_rows)
+        for array in (batch.token_ids, batch.query_starts, batch.seq_lens, batch.logits_rows):
+            assert array.dtype == np.int32
+            assert array.flags.c_contiguous
+        assert batch.block_tables.dtype == np.int32
+        assert batch.block_tables.flags.c_contiguous
+        assert batch.block_tables.shape[0] == num_seqs
+        assert 0 < num_rows <= self.limits.max_num_batched_tokens
+        assert 0 < num_seqs <= self.limits.max_num_seqs
+        assert batch.seq_lens.max() <= self.limits.max_model_len
+        assert batch.query_starts[0] == 0
+        assert batch.query_starts[-1] == num_rows
+        assert (np.diff(batch.query_starts) > 0).all()
+        assert (np.diff(batch.logits_rows) > 0).all()
+        assert ((batch.token_ids >= 0) & (batch.token_ids < self.vocab_size)).all()
+        assert ((batch.block_tables >= 0) & (batch.block_tables < self.limits.num_blocks)).all()
+        check_sampling(batch.sampling, len(batch.logits_rows))
+
+    def _write(self, batch: StepBatch) -> None:
+        written: set[int] = set()
+        for index, length in enumerate(batch.seq_lens):
+            first, last = batch.query_starts[index : index + 2]
+            positions = np.arange(length - (last - first), length)
+            table = batch.block_tables[index]
+            owner = int(table[0])
+            done = self._computed.get(owner, 0)
+            assert positions[0] in (0, done), f"position {positions[0]} follows {done} computed ones"
+            self._computed[owner] = int(length)
+            blocks = table[positions // self.limits.block_size]
+            assert not written & set(blocks.tolist()), "two sequences write one block"
+            written |= set(blocks.tolist())
+            self._tokens[blocks, positions % self.limits.block_size] = batch.token_ids[first:last]
+            self._positions[blocks, positions % self.limits.block_size] = positions
+
+    def _logits(self, batch: StepBatch, row: int) -> F32:
+        index = int(np.searchsorted(batch.query_starts, row, side="right")) - 1
+        position = int(batch.seq_lens[index] - (batch.query_starts[index + 1] - row))
+        positions = np.arange(position + 1)
+        blocks = batch.block_tables[index][positions // self.limits.block_size]
+        offsets = positions % self.limits.block_size
+        assert (self._positions[blocks, offsets] == positions).all(), "the cache holds other positions"
+        return logits_of(self._tokens[blocks, offsets].tolist(), self.vocab_size)
+
+
+def logits_of(prefix: list[int], vocab_size: int = VOCAB_SIZE) -> F32:
+    """The fake model: logits that only the whole prefix determines."""
+    digest = hashlib.blake2b(np.array(prefix, np.int64).tobytes(), digest_size=16).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest)))
+    return (3 * generator.standard_normal(vocab_size)).astype(np.float32)
+
+
+def sample(raw: F32, sampling: SamplingBatch, row: int) -> tuple[int, RowLogprobs | None]:
+    """A row's token, by the seam's rules in NumPy, and its log-probabilities."""
+    logits = _penalised(raw.copy(), sampling, row)
+    bias = slice(sampling.bias_starts[row], sampling.bias_starts[row + 1])
+    np.add.at(logits, sampling.bias_ids[bias], sampling.bias_values[bias])
+    token = _choose(logits, sampling, row)
+    count = int(sampling.num_logprobs[row])
+    return token, None if count < 0 else _logprobs(raw, token, count)
+
+
+def _penalised(logits: F32, sampling: SamplingBatch, row: int) -> F32:
+    history = sampling.history[sampling.history_starts[row] : sampling.history_starts[row + 1]]
+    seen = np.unique(history)
+    penalty = sampling.repetition_penalty[row]
+    logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    counts = np.bincount(history[sampling.num_prompt[row] :], minlength=len(logits))
+    logits -= (sampling.frequency_penalty[row] * counts).astype(np.float32)
+    logits -= (sampling.presence_penalty[row] * (counts > 0)).astype(np.float32)
+    return logits
+
+
+def _choose(logits: F32, sampling: SamplingBatch, row: int) -> int:
+    if sampling.temperature[row] == 0:
+        return int(logits.argmax())
+    scaled = logits / sampling.temperature[row]
+    order = np.argsort(-scaled, kind="stable")
+    probabilities = np.exp(scaled[order] - scaled.max())
+    keep = probabilities >= sampling.min_p[row]
+    shares = np.cumsum(probabilities) - probabilities
+    keep &= shares < sampling.top_p[row] * probabilities.sum()
+    if sampling.top_k[row]:
+        keep[sampling.top_k[row] :] = False
+    key = int(sampling.seeds[row]) << 64 | int(sampling.positions[row])
+    uniform: npt.NDArray[np.float64] = np.random.Generator(np.random.Philox(key=key)).random(len(logits))
+    # Gumbel's trick: the largest of these is a draw from the softmax.
+    noisy = np.where(keep, scaled[order] - np.log(-np.log(uniform[order])), -np.inf)
+    return int(order[noisy.argmax()])
+
+
+def _logprobs(raw: F32, token: int, count: int) -> RowLogprobs:
+    logprobs = raw - raw.max() - np.log(np.exp(raw - raw.max()).sum())
+    order: I32 = np.argsort(-raw, kind="stable").astype(np.int32)
+    rank = int(np.flatnonzero(order == token)[0]) + 1
+    return RowLogprobs(
+        float(logprobs[token]), rank, order[:count], logprobs[order[:count]].astype(np.float32)
+    )
+
+
+def check_sampling(sampling: SamplingBatch, rows: int) -> None:
+    for name, dtype in (
+        ("temperature", np.float32),
+        ("top_k", np.int32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("repetition_penalty", np.float32),
+        ("presence_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("seeds", np.uint64),
+        ("positions", np.int64),
+        ("num_prompt", np.int32),
+        ("num_logprobs", np.int32),
+    ):
+        array = getattr(sampling, name)
+        assert array.shape == (rows,), name
+        assert array.dtype == dtype, name
+        assert array.flags.c_contiguous, name
+    for starts, values in (
+        (sampling.history_starts, sampling.history),
+        (sampling.bias_starts, sampling.bias_ids),
+        (sampling.bias_starts, sampling.bias_values),
+    ):
+        assert starts.shape == (rows + 1,)
+        assert starts.dtype == np.int32
+        assert starts[0] == 0
+        assert starts[-1] == len(values)
+        assert (np.diff(starts) >= 0).all()
+    assert sampling.history.dtype == np.int32
+    assert sampling.bias_ids.dtype == np.int32
+    assert sampling.bias_values.dtype == np.float32
