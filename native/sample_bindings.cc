@@ -1,0 +1,128 @@
+// Python's view of the sampler alone, one row at a time: for tests and measurements. The plan calls the same
+// function of the same table.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cmath>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels.h"
+#include "philox.h"
+
+namespace nb = nanobind;
+
+namespace loadproof {
+namespace {
+
+using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ids = std::vector<std::int32_t>;
+using Floats = std::vector<float>;
+using Sampled = std::tuple<std::int32_t, float, std::int32_t, Ids, Floats>;
+
+constexpr std::size_t kMaxVocab = std::size_t{1} << 24;
+
+void require(bool holds, const char* message) {
+  if (!holds) throw std::invalid_argument(message);
+}
+
+void require_ids(const Ids& ids, std::size_t vocab_size, const char* name) {
+  for (const std::int32_t id : ids)
+    if (id < 0 || static_cast<std::size_t>(id) >= vocab_size)
+      throw std::invalid_argument(std::string(name) + ": token " + std::to_string(id) +
+                                  " is outside a vocabulary of " + std::to_string(vocab_size));
+}
+
+const Kernels& require_level(const std::string& isa) {
+  const Kernels* kernels = kernels_for(isa);
+  if (!kernels) throw std::invalid_argument("no instruction-set level '" + isa + "' here");
+  return *kernels;
+}
+
+void require_settings(const SampleParams& p) {
+  require(std::isfinite(p.temperature) && p.temperature >= 0.0f, "temperature must be finite and at least 0");
+  require(p.top_k >= 0, "top_k must be at least 0");
+  require(p.top_p >= 0.0f && p.top_p <= 1.0f, "top_p must be from 0 to 1");
+  require(p.min_p >= 0.0f && p.min_p <= 1.0f, "min_p must be from 0 to 1");
+  require(std::isfinite(p.repetition_penalty) && p.repetition_penalty > 0.0f,
+          "repetition_penalty must be finite and above 0");
+  require(std::isfinite(p.presence_penalty) && std::isfinite(p.frequency_penalty),
+          "penalties must be finite");
+  require(p.num_prompt >= 0 && p.num_prompt <= p.num_history, "num_prompt must be within the history");
+}
+
+Sampled sample_row(const Logits& logits, const std::string& isa, float temperature, std::int32_t top_k,
+                   float top_p, float min_p, float repetition_penalty, float presence_penalty,
+                   float frequency_penalty, std::uint64_t seed, std::int64_t position, const Ids& history,
+                   std::int32_t num_prompt, const Ids& bias_ids, const Floats& bias_values,
+                   std::int32_t num_logprobs, int repeats) {
+  const Kernels& kernels = require_level(isa);
+  const std::size_t vocab_size = logits.size();
+  require(vocab_size > 0 && vocab_size <= kMaxVocab, "a row has from 1 to 2**24 logits");
+  require_ids(history, vocab_size, "history");
+  require_ids(bias_ids, vocab_size, "bias_ids");
+  require(bias_ids.size() == bias_values.size(), "bias_ids and bias_values must have one length");
+  require(num_logprobs >= -1 && num_logprobs <= static_cast<std::int32_t>(vocab_size),
+          "num_logprobs must be -1 or at most the vocabulary");
+  require(position >= 0, "position must be at least 0");
+  const auto length = [](const auto& list) { return static_cast<std::int32_t>(list.size()); };
+  const SampleParams params = {temperature,
+                               top_k,
+                               top_p,
+                               min_p,
+                               repetition_penalty,
+                               presence_penalty,
+                               frequency_penalty,
+                               seed,
+                               position,
+                               history.data(),
+                               length(history),
+                               num_prompt,
+                               bias_ids.data(),
+                               bias_values.data(),
+                               length(bias_ids),
+                               num_logprobs};
+  require_settings(params);
+  Ids top_ids(static_cast<std::size_t>(num_logprobs < 0 ? 0 : num_logprobs));
+  Floats top_logprobs(top_ids.size());
+  const auto floats = std::make_unique_for_overwrite<float[]>(SampleScratch::num_floats(vocab_size));
+  const auto keys = std::make_unique_for_overwrite<std::uint64_t[]>(SampleScratch::num_keys(vocab_size));
+  SampleResult result = {0, 0.0f, 0, top_ids.data(), top_logprobs.data()};
+  {
+    nb::gil_scoped_release released;
+    for (int i = 0; i < repeats; ++i)
+      kernels.sample_row(logits.data(), static_cast<int>(vocab_size), params, {floats.get(), keys.get()},
+                         &result);
+  }
+  return {result.token, result.token_logprob, result.token_rank, std::move(top_ids), std::move(top_logprobs)};
+}
+
+std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t> philox_words(std::uint64_t seed,
+                                                                                    std::int64_t position) {
+  const PhiloxWords words = philox(seed, static_cast<std::uint64_t>(position));
+  return {words.v[0], words.v[1], words.v[2], words.v[3]};
+}
+
+}  // namespace
+
+void bind_sample(nb::module_& m);
+void bind_sample(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("sample_row", sample_row, "logits"_a.noconvert(), nb::kw_only(), "isa"_a, "temperature"_a = 1.0f,
+        "top_k"_a = 0, "top_p"_a = 1.0f, "min_p"_a = 0.0f, "repetition_penalty"_a = 1.0f,
+        "presence_penalty"_a = 0.0f, "frequency_penalty"_a = 0.0f, "seed"_a = 0, "position"_a = 0,
+        "history"_a = Ids(), "num_prompt"_a = 0, "bias_ids"_a = Ids(), "bias_values"_a = Floats(),
+        "num_logprobs"_a = -1, "repeats"_a = 1,
+        "Sample one row: (token, its log-probability, its rank, top ids, top log-probabilities), the last "
+        "four\n"
+        "meaningful where num_logprobs is not -1. More repeats do the same work again, to be timed.");
+  m.def("philox", philox_words, "seed"_a, "position"_a, "The four random words of a seed and position.");
+}
+
+}  // namespace loadproof
