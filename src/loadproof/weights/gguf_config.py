@@ -67,7 +67,7 @@ def generation_config_of(file: GgufFile) -> dict[str, Any]:
     names = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
     for stored, name in names.items():
         value = file.metadata.get(f"general.sampling.{stored}")
-        if type(value) in (int, float) and 0 <= value < 1e30:
+        if isinstance(value, int | float) and 0 <= value < 1e30:
             config[name] = value
     return config
 

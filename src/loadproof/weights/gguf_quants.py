@@ -127,20 +127,25 @@ def _f16(blocks: U8, out: F32) -> None:
 
 def _half(blocks: U8, at: int) -> F32:
     """The float16 scale at byte ``at`` of each block, ``[n, 1]``."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
+    return blocks.view(np.float16)[:, at // 2, None].astype(np.float32)
 
 
-def _nibbles(packed: U8, out: U8) -> None:
-    """``[n, groups, w]`` bytes to ``[n, groups, 2, w]``: low halves first, then high halves."""
-    np.bitwise_and(packed, 15, out=out[..., 0, :])
-    np.right_shift(packed, 4, out=out[..., 1, :])
+def _nibbles(packed: U8, width: int) -> U8:
+    """Every run of ``width`` bytes to its low halves, then its high halves: ``[runs, 2 * width]``.
+
+    NumPy moves a run as one item, which is twice as fast as moving its bytes.
+    """
+    run = np.dtype((np.void, width))
+    flat = np.ascontiguousarray(packed.view(run)).view(np.uint8).reshape(-1)
+    out = np.empty((flat.size // width, 2), run)
+    out[:, 0] = (flat & 15).view(run)
+    out[:, 1] = (flat >> 4).view(run)
+    return out.view(np.uint8)
 
 
 def _q4(blocks: U8, at: int) -> U8:
     """32 numbers of 4 bits a block, from the 16 bytes at ``at``: ``[n, 32]``."""
-    out = np.empty((len(blocks), 1, 2, 16), np.uint8)
-    _nibbles(blocks[:, None, at : at + 16], out)
-    return out.reshape(-1, 32)
+    return _nibbles(blocks[:, at : at + 16], 16)
 
 
 def _q5(blocks: U8, at: int) -> U8:
@@ -202,28 +207,23 @@ def _k_scales(blocks: U8) -> tuple[F32, F32]:
 
 
 def _q4_k(blocks: U8, out: F32) -> None:
-    numbers = np.empty((len(blocks), 4, 2, 32), np.uint8)
-    _nibbles(blocks[:, 16:].reshape(-1, 4, 32), numbers)
-    _shifted(out.reshape(-1, 8, 32), numbers.reshape(-1, 8, 32), *_k_scales(blocks))
+    numbers = _nibbles(blocks[:, 16:], 32).reshape(-1, 8, 32)
+    _shifted(out.reshape(-1, 8, 32), numbers, *_k_scales(blocks))
 
 
 def _q5_k(blocks: U8, out: F32) -> None:
-    numbers = np.empty((len(blocks), 4, 2, 32), np.uint8)
-    _nibbles(blocks[:, 48:].reshape(-1, 4, 32), numbers)
-    grouped = numbers.reshape(-1, 8, 32)
+    numbers = _nibbles(blocks[:, 48:], 32).reshape(-1, 8, 32)
     high = np.ascontiguousarray(blocks[:, 16:48])
     for group in range(8):
-        grouped[:, group] |= ((high >> group) & 1) << 4
-    _shifted(out.reshape(-1, 8, 32), grouped, *_k_scales(blocks))
+        numbers[:, group] |= ((high >> group) & 1) << 4
+    _shifted(out.reshape(-1, 8, 32), numbers, *_k_scales(blocks))
 
 
 def _q6_k(blocks: U8, out: F32) -> None:
-    numbers = np.empty((len(blocks), 2, 2, 64), np.uint8)
-    _nibbles(blocks[:, :128].reshape(-1, 2, 64), numbers)
-    quarters = numbers.reshape(-1, 2, 4, 32)
+    numbers = _nibbles(blocks[:, :128], 64).reshape(-1, 2, 4, 32)
     high = blocks[:, 128:192].reshape(-1, 2, 32)
     for quarter in range(4):
-        quarters[:, :, quarter] |= ((high >> (2 * quarter)) & 3) << 4
+        numbers[:, :, quarter] |= ((high >> (2 * quarter)) & 3) << 4
     signed = numbers.view(np.int8)
     signed -= 32
     scale = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
