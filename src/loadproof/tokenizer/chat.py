@@ -1,0 +1,124 @@
+"""Chats to prompts: message checks and the model's chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loadproof.tokenizer.errors import ChatTemplateError
+
+if TYPE_CHECKING:  # Jinja is imported at the first chat: it costs as much as the rest of a tokenizer
+    from loadproof.tokenizer.sandbox import Template
+
+_END_MARK = "[[final message ends here]]"
+
+Message = dict[str, Any]
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Copies of the messages with their content as one string, as templates take it.
+
+    A message is ``{"role": str, "content": str | [{"type": "text", "text": str}, ...]}``; text parts are
+    joined by newlines. ``content`` may be absent or None beside ``tool_calls``. Other keys are kept.
+    Raises :class:`ChatTemplateError` naming the first message that is not so.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise ChatTemplateError(f"messages is a list of messages, not {type(messages).__name__}")
+    if not messages:
+        raise ChatTemplateError("messages is empty")
+    return [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _check_message(message: Mapping[str, Any], where: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise ChatTemplateError(f"{where} is an object with role and content, not {type(message).__name__}")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise ChatTemplateError(f"{where}.role is a non-empty string")
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        return {**message, "content": ""}
+    return {**message, "content": _text_of(content, f"{where}.content")}
+
+
+def _text_of(content: object, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise ChatTemplateError(f"{where} is a string or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ChatTemplateError(f"{where}[{index}]: only text parts are supported, not {kind!r:.100}")
+        if not isinstance(part.get("text"), str):
+            raise ChatTemplateError(f"{where}[{index}].text is a string")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+class ChatTemplates:
+    """A model's chat templates by name, each compiled when first used.
+
+    The one named ``default`` serves chats, ``tool_use`` those with tools where there is one.
+    """
+
+    def __init__(self, sources: Mapping[str, str] | None = None):
+        self._sources = dict(sources or {})
+        self._compiled: dict[str, Template] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._sources)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The prompt; see :meth:`Tokenizer.apply_chat_template`."""
+        if add_generation_prompt and continue_final_message:
+            raise ChatTemplateError("add_generation_prompt and continue_final_message exclude each other")
+        checked = check_messages(messages)
+        template = self._template("tool_use" if tools and "tool_use" in self._sources else "default")
+        mark = _mark_end(checked) if continue_final_message else None
+        prompt = template.render(
+            {
+                "documents": None,
+                **variables,
+                "messages": checked,
+                "tools": list(tools) if tools else None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        return prompt if mark is None else _cut_at(prompt, mark)
+
+    def _template(self, name: str) -> Template:
+        if name not in self._compiled:
+            from loadproof.tokenizer.sandbox import Template
+
+            if name not in self._sources:
+                has = f"; it has {sorted(self._sources)}" if self._sources else ""
+                raise ChatTemplateError(f"the model has no chat template{has}: give the prompt as text")
+            self._compiled[name] = Template(self._sources[name])
+        return self._compiled[name]
+
+
+def _mark_end(messages: list[Message]) -> str:
+    """Append to the last message a mark that no message contains, so that its end can be found."""
+    mark, written = _END_MARK, repr(messages)
+    while mark in written:
+        mark = f"[{mark}]"
+    messages[-1]["content"] += mark
+    return mark
+
+
+def _cut_at(prompt: str, mark: str) -> str:
+    if prompt.count(mark) != 1:
+        raise ChatTemplateError(
+            "the chat template does not write the final message once, so it can't be continued"
+        )
+    return prompt[: prompt.index(mark)]

@@ -1,0 +1,54 @@
+"""SentencePiece BPE vocabularies (pieces with scores) as a model of the ``tokenizers`` library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tokenizers import decoders, normalizers
+from tokenizers.decoders import Decoder
+from tokenizers.normalizers import Normalizer
+
+_SPACE = "▁"
+
+
+def escape_spaces(piece: str) -> str:
+    """Spaces as SentencePiece vocabularies write them."""
+    return piece.replace(" ", _SPACE)
+
+
+def merges_by_score(
+    vocab: Mapping[str, int], pieces: Iterable[tuple[str, float]]
+) -> Sequence[tuple[str, str]]:
+    """Merge rules, best first, that do what joining the pair with the best score does.
+
+    ``pieces`` are the pieces that may be made, each with its score. Every way to make a piece of two others
+    is a rule; rules are ordered by the piece's score, then by the length of the left part, both descending,
+    then by their ids: the order of ``tokenizer.json`` files converted from SentencePiece models, which
+    decides between two ways to make the same piece.
+    """
+    rules = []
+    for piece, score in pieces:
+        for cut in range(1, len(piece)):
+            left = piece[:cut]
+            if left in vocab:
+                right = piece[cut:]
+                if right in vocab:
+                    rules.append((-score, -cut, cut - len(piece), vocab[left], vocab[right], left, right))
+    rules.sort()
+    return [rule[5:] for rule in rules]
+
+
+def space_normalizer(add_space_prefix: bool) -> Normalizer:
+    """Spaces become pieces' own mark, with one put before each text where the model was trained so."""
+    replaced = normalizers.Replace(" ", _SPACE)
+    if not add_space_prefix:
+        return replaced
+    return normalizers.Sequence([normalizers.Prepend(_SPACE), replaced])
+
+
+def space_decoder(strip_space: bool) -> Decoder:
+    """Pieces to text: the way back of :func:`space_normalizer`, with byte tokens read as bytes."""
+    steps: list[Decoder] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if strip_space:
+        steps.append(decoders.Strip(" ", 1, 0))
+    return decoders.Sequence(steps)
