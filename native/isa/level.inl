@@ -1,0 +1,20 @@
+// The body of every isa/<level>.cc, after its macros: all kernels compiled for one level, and their table.
+
+#include "../kernels.h"
+#include "vec16.h"
+#if LOADPROOF_AMX
+#include "matmul_amx.inl"
+#else
+#include "matmul_dot.inl"
+#endif
+#include "attention.inl"
+#include "ops.inl"
+#include "sample.inl"
+
+namespace loadproof::LOADPROOF_NS {
+
+extern const Kernels kKernels;
+const Kernels kKernels = {LOADPROOF_NAME, begin_thread, end_thread, embed,     norm,
+                          linear,         qkv,          attention,  sample_row};
+
+}  // namespace loadproof::LOADPROOF_NS

@@ -1,0 +1,174 @@
+// A model as a list of steps, and the machine that runs them for any mix of rows.
+//
+// Few rows: every step is shared by all threads, column by column, with a barrier after it, so each weight is
+// read from memory once. Many rows: threads take blocks of rows and run a whole layer for their block, all
+// its intermediate values in their own cache; the one barrier a layer stands before attention, which reads
+// keys of every row. Which way runs makes no difference to any bit.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kernels.h"
+#include "matrix.h"
+#include "threads.h"
+
+namespace loadproof {
+
+struct PlanConfig {
+  std::string isa;
+  int num_threads;
+  int hidden_size, vocab_size;
+  int max_num_batched_tokens, max_num_seqs, max_model_len;
+  int block_size, num_blocks;
+};
+
+// The activations of a step. Residual and queries cross barriers and have a row for every token of a step;
+// the others live within a row block.
+enum class Buffer { kResidual, kNormed, kQkv, kAttended, kGated, kProjected };
+
+struct NormStep {
+  Buffer from, to;
+  NormOutput output;
+  std::vector<float> weight;
+  float eps, offset;
+};
+
+struct LinearStep {
+  Buffer from, to;
+  std::shared_ptr<const Matrix> weight;
+  std::vector<float> bias;  // empty, or one for each padded column
+  int out_columns;
+  Epilogue epilogue;
+  Gate gate;
+};
+
+// Cosines and sines of one rope, shared by the layers that use it: [positions, head_dim / 2] each.
+struct RopeTable {
+  std::vector<float> cos, sin;
+};
+
+struct AttentionShape {
+  int num_heads, num_kv_heads, head_dim;
+};
+
+struct QkvStep {
+  AttentionShape shape;
+  int layer;
+  std::vector<float> q_norm, k_norm;  // empty, or [head_dim]
+  float norm_eps, norm_offset;
+  std::shared_ptr<const RopeTable> rope;  // null for none
+};
+
+struct AttentionStep {
+  AttentionShape shape;
+  int layer;
+  float scale, softcap;
+  int window;
+};
+
+using Step = std::variant<NormStep, LinearStep, QkvStep, AttentionStep>;
+
+// One step's rows; every span is borrowed for the call. Lengths are checked, values too.
+struct Batch {
+  std::span<const std::int32_t> token_ids;     // [T]
+  std::span<const std::int32_t> query_starts;  // [S + 1]
+  std::span<const std::int32_t> seq_lens;      // [S]
+  std::span<const std::int32_t> block_tables;  // [S * max_blocks]
+  std::span<const std::int32_t> logits_rows;   // [R]
+  int max_blocks;
+};
+
+class Plan {
+ public:
+  explicit Plan(const PlanConfig& config);
+
+  // Building, in order of execution: embedding first, output last; throws std::invalid_argument for parts
+  // that do not fit.
+  void set_embedding(std::shared_ptr<const Matrix> table, float scale);
+  void add(Step step);
+  void set_output(NormStep norm, std::shared_ptr<const Matrix> weight, float softcap);
+
+  // Runs the batch and samples one token for each of its logits rows: `params` and `results` have R entries.
+  // No allocation. Throws std::invalid_argument for a malformed batch, before anything is written.
+  void run(const Batch& batch, std::span<const SampleParams> params, std::span<SampleResult> results);
+
+  // Raw logits of the last run: [R, vocab_size].
+  std::span<const float> logits() const;
+
+  const PlanConfig& config() const { return config_; }
+  std::size_t cache_bytes() const { return cache_.size(); }
+
+ private:
+  // Intermediate values of one row block. Arena 0 serves all threads when columns are divided.
+  struct Arena {
+    int rows;
+    HugeBuffer normed, qkv, attended, gated, projected;
+  };
+  // Rows [begin, end) of the step in an arena.
+  struct Rows {
+    int begin, end;
+    Arena* arena;
+    BatchView batch;
+    int count() const { return end - begin; }
+  };
+
+  void allocate();
+  void check(const Batch& batch) const;
+  void check_sampling(const Batch& batch, std::span<const SampleParams> params) const;
+  void index_rows(const Batch& batch);
+  void run_by_columns(int thread);
+  void run_by_rows(int thread);
+  void embed_rows(int begin, int end);
+  void run_output(int thread);
+
+  Rows rows_of(int begin, int end, Arena& arena);
+  void run_step(const Step& step, const Rows& rows, int part, int parts, int thread);
+  NormArgs norm_args(const NormStep& step, const Rows& rows) const;
+  LinearArgs linear_args(const LinearStep& step, const Rows& rows) const;
+  QkvArgs qkv_args(const QkvStep& step, const Rows& rows) const;
+  AttentionArgs attention_args(const AttentionStep& step, const Rows& rows) const;
+  CacheView cache_view(const AttentionShape& shape, int layer) const;
+  float* floats(Buffer buffer, const Rows& rows) const;
+  bf16* halves(Buffer buffer, const Rows& rows) const;
+  std::size_t sample_bytes() const;
+  Scratch scratch(int thread) const;
+
+  PlanConfig config_;
+  const Kernels* kernels_;
+  ThreadPool pool_;
+  std::vector<Step> steps_;
+  std::shared_ptr<const Matrix> embedding_;
+  float embedding_scale_ = 1.0f;
+  std::optional<NormStep> output_norm_;
+  std::shared_ptr<const Matrix> output_weight_;
+  float output_softcap_ = 0.0f;
+
+  // Widths, from the steps.
+  int qkv_width_ = 0, query_width_ = 0, attended_width_ = 0, attended_stride_ = 0, gated_stride_ = 0;
+  std::size_t scratch_size_ = 4096;
+  std::vector<std::size_t> layer_offset_;  // elements of the cache before each layer
+  std::vector<std::size_t> block_stride_;  // elements of a block, by layer
+  std::size_t cache_elements_ = 0;
+
+  // Memory, taken once by allocate().
+  HugeBuffer cache_, residual_, queries_, logits_, scratch_memory_, sample_memory_;
+  std::vector<Arena> arenas_;
+  std::vector<std::int32_t> row_seq_, positions_;
+  std::vector<std::span<const Step>> segments_;  // steps that a row block runs without waiting
+  std::vector<std::atomic<int>> counters_;       // rows taken, by segment
+
+  // The step being run.
+  Batch batch_{};
+  std::span<const SampleParams> params_;
+  std::span<SampleResult> results_;
+  int num_rows_ = 0, row_block_ = 0, num_logits_ = 0;
+};
+
+}  // namespace loadproof

@@ -1,0 +1,77 @@
+#include "threads.h"
+
+#include <cassert>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace loadproof {
+namespace {
+
+inline void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+// Waits for `word` to leave `seen`: a spin for what is about to happen, then turns given to other threads
+// (more threads than cores), then sleep.
+void await_change(const std::atomic<std::uint32_t>& word, std::uint32_t seen, int spins, int yields) {
+  for (int i = 0; i < spins; ++i) {
+    if (word.load(std::memory_order_acquire) != seen) return;
+    pause();
+  }
+  for (int i = 0; i < yields; ++i) {
+    if (word.load(std::memory_order_acquire) != seen) return;
+    std::this_thread::yield();
+  }
+  while (word.load(std::memory_order_acquire) == seen) word.wait(seen, std::memory_order_acquire);
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int count) : size_(count) {
+  assert(count >= 1);
+  for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { loop(i); });
+}
+
+ThreadPool::~ThreadPool() {
+  stop_ = true;
+  region_.fetch_add(1, std::memory_order_release);
+  region_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::loop(int thread) {
+  std::uint32_t seen = 0;
+  while (true) {
+    await_change(region_, seen, 4000, 50);
+    ++seen;
+    if (stop_) return;
+    (*work_)(thread);
+    barrier();
+  }
+}
+
+void ThreadPool::run(const std::function<void(int)>& work) {
+  work_ = &work;
+  region_.fetch_add(1, std::memory_order_release);
+  region_.notify_all();
+  work(0);
+  barrier();
+}
+
+void ThreadPool::barrier() {
+  if (size_ == 1) return;
+  const std::uint32_t phase = phase_.load(std::memory_order_relaxed);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+    arrived_.store(0, std::memory_order_relaxed);
+    phase_.fetch_add(1, std::memory_order_release);
+    phase_.notify_all();
+    return;
+  }
+  await_change(phase_, phase, 2000, 1000);
+}
+
+}  // namespace loadproof

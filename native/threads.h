@@ -1,0 +1,42 @@
+// The pool: one parallel region a step, with barriers inside it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace loadproof {
+
+// `count` threads, the caller's among them, that run one function together. Not reentrant: one region at a
+// time. The pool owns its threads and joins them when destroyed.
+class ThreadPool {
+ public:
+  explicit ThreadPool(int count);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return size_; }
+
+  // Calls work(thread) on every thread, 0 being the caller, and returns when all have returned. `work` must
+  // not throw.
+  void run(const std::function<void(int)>& work);
+
+  // Inside a region: waits until every thread of the pool is here. Writes before it are seen after it.
+  void barrier();
+
+ private:
+  void loop(int thread);
+
+  const int size_;
+  std::vector<std::thread> workers_;
+  const std::function<void(int)>* work_ = nullptr;
+  bool stop_ = false;
+  alignas(64) std::atomic<std::uint32_t> region_{0};  // counts regions; workers start on a change
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<std::uint32_t> phase_{0};
+};
+
+}  // namespace loadproof
