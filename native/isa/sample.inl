@@ -450,8 +450,9 @@ void describe(const Row& row, int num_logprobs, const Workspace& work, SampleRes
   const double shift = natural_log(total);
   const auto logprob = [&](int id) {
     const float x = usable(row.logits[id]);
-    return x == -kInf ? -kInf
-                      : static_cast<float>(static_cast<double>(x) - static_cast<double>(row.best) - shift);
+    const double value = static_cast<double>(x) - static_cast<double>(row.best) - shift;
+    if (x == -kInf) return -kInf;
+    return value < -static_cast<double>(kLargest) ? -kLargest : static_cast<float>(value);
   };
   result->token_logprob = logprob(result->token);
   result->token_rank = rank_of(row, usable(row.logits[result->token]));
