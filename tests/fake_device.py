@@ -7,13 +7,16 @@ mixes up a block, a position or a row answers with other tokens. What no engine 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from loadproof.config import EngineConfig
 from loadproof.devices.device import F32, I32, DeviceLimits, RowLogprobs, SamplingBatch, StepBatch, StepResult
+from loadproof.engine.loader import LoadedModel
 from loadproof.tokenizer.chat import ChatTemplates
 from loadproof.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
@@ -216,3 +219,14 @@ def check_sampling(sampling: SamplingBatch, rows: int) -> None:
     assert sampling.history.dtype == np.int32
     assert sampling.bias_ids.dtype == np.int32
     assert sampling.bias_values.dtype == np.float32
+
+
+def fake_loader(
+    generation_config: dict[str, object] | None = None, limits: DeviceLimits | None = None
+) -> Callable[[EngineConfig], LoadedModel]:
+    """What stands in for ``loadproof.llm.load_model``."""
+
+    def load(config: EngineConfig) -> LoadedModel:
+        return LoadedModel(config.model, FakeDevice(limits), byte_tokenizer(), generation_config or {})
+
+    return load

@@ -94,7 +94,9 @@ def _print_table(report: dict[str, Any]) -> None:
         "prompt tokens/s",
         "output tokens/s",
     ):
-        table.add_column(heading, justify="left" if heading in ("workload", "sizes") else "right")
+        table.add_column(
+            heading, justify="left" if heading == "workload" else "right", no_wrap=heading == "sizes"
+        )
     for row in report["workloads"]:
         table.add_row(
             row["name"],

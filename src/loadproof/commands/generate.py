@@ -80,12 +80,11 @@ def _read_prompts(prompts: tuple[str, ...], file: TextIO | None) -> list[str]:
         raise click.UsageError("give prompts as arguments or by --file, not both")
     if prompts:
         return list(prompts)
-    if file is None:
-        if sys.stdin.isatty():
-            raise click.UsageError("no prompt: give one as an argument, by --file or on standard input")
-        file = click.get_text_stream("stdin", encoding="utf-8")
+    if file is None and sys.stdin.isatty():
+        raise click.UsageError("no prompt: give one as an argument, by --file or on standard input")
     try:
-        lines = [line.rstrip("\r\n") for line in file if line.strip()]
+        with file or click.open_file("-", encoding="utf-8") as stream:
+            lines = [line.rstrip("\r\n") for line in stream if line.strip()]
     except UnicodeDecodeError as error:
         raise click.UsageError(f"prompts are UTF-8 text: {error}") from error
     if not lines:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from loadproof.engine.output import CompletionDelta, CompletionOutput, Logprob, PositionLogprobs
 from loadproof.engine.request import FinishReason, Request
+from loadproof.engine.sampling_params import MAX_TOKENS
 from loadproof.tokenizer.incremental import IncrementalDecoder
 from loadproof.tokenizer.stop import StopChecker
 
@@ -31,27 +32,25 @@ class Completion:
             tokenizer, skip_special_tokens=params.skip_special_tokens, continuation=True
         )
         self._stops = StopChecker(params.stop, include_stop_str_in_output=params.include_stop_str_in_output)
+        self._include_stop = params.include_stop_str_in_output
+        self._num_unstoppable = params.min_tokens if params.stop else MAX_TOKENS
         self._pieces: list[str] = []
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
 
     def push(self, row: RowLogprobs | None) -> tuple[str, Finish | None]:
         """Take in the request's newest token; its new text and, where it ends the request, how."""
-        finish: Finish | None = self.request.token_finish()
-        ends_by_token = finish is not None and finish[0] == "stop"
         token_id = self.request.output_token_ids[-1]
-        text = ""
-        if not ends_by_token or self.request.params.include_stop_str_in_output:
-            text = self._show(self._decoder.push(token_id))
-        if finish is not None and self._stops.stopped is None:
-            text += self._show(self._decoder.finish())
-        if self._stops.stopped is not None:
-            finish = ("stop", self._stops.stopped)
-        elif finish is not None:
-            text += self._stops.finish()
-        self._pieces.append(text)
         if self._logprobs is not None:
             assert row is not None
             self._logprobs.append(self._position(token_id, row))
+        finish: Finish | None = self.request.token_finish()
+        if finish is None:
+            text = self._show(self._decoder.push(token_id))
+        else:
+            text = self._end(token_id, shown=finish[0] != "stop" or self._include_stop)
+        if self._stops.stopped is not None:
+            finish = ("stop", self._stops.stopped)
+        self._pieces.append(text)
         return text, finish
 
     def abort(self) -> str:
@@ -89,9 +88,14 @@ class Completion:
             request.seed,
         )
 
+    def _end(self, token_id: int, *, shown: bool) -> str:
+        """The last token's text, where it is shown, and all that was held back."""
+        text = self._show(self._decoder.push(token_id)) if shown else ""
+        return text + self._show(self._decoder.finish()) + self._stops.finish()
+
     def _show(self, piece: str) -> str:
         # The newest token is already counted, so it may end the text if it is number min_tokens + 1 or later.
-        if len(self.request.output_token_ids) <= self.request.params.min_tokens:
+        if len(self.request.output_token_ids) <= self._num_unstoppable:
             return piece
         return self._stops.push(piece)
 

@@ -10,13 +10,13 @@ from loadproof.engine.admission import Door, RequestError
 from loadproof.engine.completion import Completion
 from loadproof.engine.output import CompletionDelta, RequestOutput
 from loadproof.engine.request import Request
-from loadproof.engine.runner import Runner, Sampled
+from loadproof.engine.runner import Runner
 from loadproof.engine.sampling_params import SamplingParams
 from loadproof.engine.scheduler import Chunk, Scheduler
 from loadproof.engine.seeds import SeedSource, seed_of
 
 if TYPE_CHECKING:
-    from loadproof.devices.device import F32, Device
+    from loadproof.devices.device import F32, Device, StepResult
     from loadproof.tokenizer.tokenizer import Tokenizer
 
 LogitsHook = Callable[[str, int, int, "F32"], None]
@@ -36,10 +36,6 @@ class _Group:
     @property
     def finished(self) -> bool:
         return all(completion.request.finished for completion in self.completions)
-
-    def tell(self, completion: Completion, text: str, num_tokens: int) -> None:
-        if self.on_delta is not None:
-            self.on_delta(completion.delta(text, num_tokens))
 
     def output(self) -> RequestOutput:
         outputs = [completion.output() for completion in self.completions]
@@ -118,7 +114,9 @@ class Engine:
         for completion in group.completions:
             if not completion.request.finished:
                 self._scheduler.finish(completion.request, "abort")
-                group.tell(completion, completion.abort(), num_tokens=0)
+                text = completion.abort()
+                if group.on_delta is not None:
+                    group.on_delta(completion.delta(text, num_tokens=0))
         self._complete(group)
         return True
 
@@ -131,12 +129,8 @@ class Engine:
         if not self._scheduler.has_unfinished():
             return
         chunks = self._scheduler.schedule()
-        results = self._runner.run(chunks, return_logits=self.on_logits is not None)
-        self._counters["num_steps"] += 1
-        for chunk, sampled in zip(chunks, results, strict=True):
-            # A listener may have aborted it within this very step.
-            if not chunk.request.finished:
-                self._advance(chunk, sampled)
+        result = self._runner.run(chunks, return_logits=self.on_logits is not None)
+        self._postprocess(chunks, result)
         if not self._scheduler.has_unfinished():
             self._scheduler.check_idle()
 
@@ -167,24 +161,41 @@ class Engine:
         eos = self._door.eos_of(params)
         return [Request(name, i, ids, params, seed_of(seed, i), max_tokens, eos) for i in range(params.n)]
 
-    def _advance(self, chunk: Chunk, sampled: Sampled | None) -> None:
-        """Bring a request up to date with a chunk that ran, and tell its listener."""
+    def _postprocess(self, chunks: list[Chunk], result: StepResult) -> None:
+        """Bring every request up to date with a step that ran, and tell the listeners."""
+        self._counters["num_steps"] += 1
+        token_ids = result.token_ids.tolist()
+        row = 0
+        for chunk in chunks:
+            this, row = row, row + chunk.samples
+            if chunk.request.finished:  # a listener aborted it within this very step
+                continue
+            self._count(chunk)
+            self._scheduler.advance(chunk, token_ids[this] if chunk.samples else None)
+            if chunk.samples:
+                self._show(chunk.request, result, this)
+
+    def _count(self, chunk: Chunk) -> None:
         request = chunk.request
-        was_prompt = min(chunk.num_tokens, request.num_prompt_tokens - request.num_computed_tokens)
-        self._counters["prompt_tokens"] += max(0, was_prompt)
-        self._scheduler.advance(chunk, None if sampled is None else sampled.token_id)
-        if sampled is None:
-            return
-        self._counters["generation_tokens"] += 1
+        prompt_left = request.num_prompt_tokens - request.num_computed_tokens
+        if prompt_left > 0:
+            self._counters["prompt_tokens"] += min(chunk.num_tokens, prompt_left)
+        self._counters["generation_tokens"] += chunk.samples
+
+    def _show(self, request: Request, result: StepResult, row: int) -> None:
+        """Hand a request's new token, row ``row`` of the result, to its completion and its listener."""
+        if self.on_logits is not None and result.logits is not None:
+            position = request.num_tokens - 1
+            self.on_logits(request.request_id, request.index, position, result.logits[row])
         group = self._groups[request.request_id]
         completion = group.completions[request.index]
-        if self.on_logits is not None and sampled.logits is not None:
-            self.on_logits(request.request_id, request.index, request.num_tokens - 1, sampled.logits)
-        text, finish = completion.push(sampled.logprobs)
+        text, finish = completion.push(result.logprobs[row])
         if finish is not None:
             self._scheduler.finish(request, *finish)
-        group.tell(completion, text, num_tokens=1)
-        self._complete(group)
+        if group.on_delta is not None:
+            group.on_delta(completion.delta(text, num_tokens=1))
+        if finish is not None:
+            self._complete(group)
 
     def _complete(self, group: _Group) -> None:
         """Hand out a group whose completions have all finished, once."""

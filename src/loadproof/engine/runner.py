@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from loadproof.devices.device import F32, I64, Device, RowLogprobs, StepBatch
+from loadproof.devices.device import I64, Device, StepBatch, StepResult
 from loadproof.engine.request import Request
 from loadproof.engine.sampling import SamplingTable
 from loadproof.engine.scheduler import Chunk
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """What a step found for one chunk that sampled."""
-
-    token_id: int
-    logprobs: RowLogprobs | None
-    logits: F32 | None  # [vocab_size], raw, where asked for
 
 
 class Runner:
@@ -39,22 +28,17 @@ class Runner:
         self._blocks = np.zeros((limits.max_num_seqs, width), np.int32)
         self._sampling = SamplingTable(limits.max_num_seqs)
 
-    def run(self, chunks: list[Chunk], return_logits: bool = False) -> list[Sampled | None]:
-        """Run one step; an entry a chunk, None where the chunk did not reach its request's last token."""
+    def run(self, chunks: list[Chunk], return_logits: bool = False) -> StepResult:
+        """Run one step; the result has a row for each chunk that samples, in their order."""
         assert chunks
         slots = self._slots(chunks)
         sampling = [index for index, chunk in enumerate(chunks) if chunk.samples]
-        result = self._device.execute(self._batch(chunks, slots, sampling, return_logits))
-        assert len(result.token_ids) == len(sampling)
-        sampled: list[Sampled | None] = [None] * len(chunks)
-        token_ids = result.token_ids.tolist()
-        for row, index in enumerate(sampling):
-            logits = None if result.logits is None else result.logits[row]
-            sampled[index] = Sampled(token_ids[row], result.logprobs[row], logits)
-            request = chunks[index].request
-            # The request's own limit ends it before its tokens outgrow the row.
-            self._tokens[slots[index], request.num_tokens] = token_ids[row]
-        return sampled
+        batch = self._batch(chunks, slots, sampling, return_logits)
+        result = self._device.execute(batch)
+        assert len(result.token_ids) == len(result.logprobs) == len(sampling)
+        # A request's limit ends it before its tokens outgrow their row.
+        self._tokens[slots[sampling], batch.sampling.positions] = result.token_ids
+        return result
 
     def _slots(self, chunks: list[Chunk]) -> I64:
         slots = []

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from loadproof.devices.device import DeviceLimits
 from loadproof.engine.block_pool import BlockPool
 from loadproof.engine.request import FinishReason, Request, RequestStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """``num_tokens`` tokens of a request, from ``num_computed_tokens`` on; at least one."""
+class Chunk(NamedTuple):
+    """``num_tokens`` tokens of a request, from ``num_computed_tokens`` on; at least one.
+
+    ``samples`` says that they reach its last known token, so that the next one can be sampled.
+    """
 
     request: Request
     num_tokens: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether the chunk reaches the last known token, so that the next one can be sampled."""
-        return self.request.num_computed_tokens + self.num_tokens == self.request.num_tokens
+    samples: bool
 
 
 class Scheduler:
@@ -95,9 +93,10 @@ class Scheduler:
         assert len(self._free_slots) == self.limits.max_num_seqs
 
     def _take(self, request: Request, budget: int, chunks: list[Chunk]) -> int:
-        count = min(request.num_tokens - request.num_computed_tokens, budget)
-        assert count > 0
-        chunks.append(Chunk(request, count))
+        missing = request.num_tokens - request.num_computed_tokens
+        assert missing > 0
+        count = min(missing, budget)
+        chunks.append(Chunk(request, count, count == missing))
         return count
 
     def _admit(self) -> Request | None:

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from loadproof.engine.memory import available_memory
+
+
+def _machine(
+    directory: Path, available_kb: int, limit: str | None = None, used: int = 0
+) -> tuple[Path, Path]:
+    (directory / "meminfo").write_text(f"MemTotal: 999 kB\nMemAvailable:    {available_kb} kB\n")
+    if limit is not None:
+        (directory / "memory.max").write_text(f"{limit}\n")
+        (directory / "memory.current").write_text(f"{used}\n")
+    return directory, directory
+
+
+def test_the_machines_free_memory_without_a_limit(tmp_path: Path) -> None:
+    assert available_memory(*_machine(tmp_path, 1000)) == 1000 * 1024
+    assert available_memory(*_machine(tmp_path, 1000, "max")) == 1000 * 1024
+
+
+def test_a_control_groups_limit_counts_where_it_is_tighter(tmp_path: Path) -> None:
+    assert available_memory(*_machine(tmp_path, 1000, "5000", 2000)) == 3000
+    assert available_memory(*_machine(tmp_path, 1, "5000", 2000)) == 1024
+    assert available_memory(*_machine(tmp_path, 1000, "5000", 6000)) == 0
+
+
+def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
+    assert available_memory(tmp_path, tmp_path) > 0
