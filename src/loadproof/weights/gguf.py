@@ -25,7 +25,7 @@ from loadproof.weights.tensors import WeightsError
 
 MAGIC = b"GGUF"
 _MAX_DIMS = 4
-_MAX_KEY_BYTES = 65535
+_MAX_KEY_LENGTH = 65535
 _MAX_NESTING = 4
 _MIN_PAIR_BYTES = 8 + 4 + 1  # key length, value type, one-byte value
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # name length, one dimension, type, offset
@@ -125,7 +125,7 @@ class _Cursor:
     def name(self, what: str) -> str:
         """A key: plain UTF-8 of bounded length."""
         name = self.text(what)
-        if len(name) > _MAX_KEY_BYTES or not name.isprintable():
+        if not 0 < len(name) <= _MAX_KEY_LENGTH or not name.isprintable():
             raise WeightsError(f"{what} {name[:40]!r} is not a printable name")
         return name
 

@@ -81,13 +81,14 @@ def _entries(file: GgufFile, num_heads: int, num_kv_heads: int) -> list[tuple[st
     for name, info in file.tensors.items():
         if name == ROPE_FREQS:
             continue  # it has become the config's rope_scaling
+        full_name = arch.hugging_face_name(name)
         offset = arch.norm_offset if name.endswith("norm.weight") else 0.0
         entry = _Entry(info, heads.get(name.split(".")[-2], 0), offset)
         if entry.heads and not _rows_split(info, entry.heads):
             raise WeightsError(
                 f"tensor {name} of shape {info.shape} does not divide into {entry.heads} heads"
             )
-        found.append((arch.hugging_face_name(name), entry))
+        found.append((full_name, entry))
     return found
 
 

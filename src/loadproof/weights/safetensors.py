@@ -121,13 +121,17 @@ def _open_indexed(directory: Path) -> dict[str, StoredTensor]:
         raise WeightsError(f"{directory / INDEX}: weight_map is not an object that names shards")
     for name, shard in weight_map.items():
         # A plain file name; the file itself may be a link, as in the hub's cache.
-        if not isinstance(shard, str) or Path(shard).name != shard or "\\" in shard:
+        if not isinstance(shard, str) or not _is_plain_name(shard):
             raise WeightsError(f"{directory / INDEX}: {name} is in {shard!r}, not a file of the directory")
     shards = {shard: _open_shard(directory / shard) for shard in sorted(set(weight_map.values()))}
     for name, shard in weight_map.items():
         if name not in shards[shard]:
             raise WeightsError(f"{directory / shard} lacks {name}, which {INDEX} says it holds")
     return {name: shards[shard][name] for name, shard in sorted(weight_map.items(), key=lambda kv: kv[1])}
+
+
+def _is_plain_name(name: str) -> bool:
+    return Path(name).name == name and name not in ("", "..") and "\\" not in name and "\0" not in name
 
 
 def _open_shard(path: Path) -> dict[str, StoredTensor]:
