@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from loadproof.config import EngineConfig
@@ -91,15 +91,17 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, by the model's chat template.
 
         A conversation is a list of ``{"role": ..., "content": ...}``. ``template_options`` go to
-        :meth:`Tokenizer.apply_chat_template`: ``add_generation_prompt``, ``continue_final_message``,
-        ``tools`` and the template's own. Otherwise as :meth:`generate`.
+        :meth:`Tokenizer.apply_chat_template`: ``add_generation_prompt``, ``continue_final_message`` and
+        ``tools``; ``chat_template_kwargs`` are the template's own variables. Otherwise as :meth:`generate`.
         """
-        prompts = [self.chat_prompt(chat, **template_options) for chat in _conversations(messages)]
+        options = {**template_options, **(chat_template_kwargs or {})}
+        prompts = [self.chat_prompt(chat, **options) for chat in _conversations(messages)]
         return self._run(prompts, sampling_params, use_tqdm)
 
     def chat_prompt(self, conversation: Conversation, **template_options: Any) -> TokenizedPrompt:
@@ -109,7 +111,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> Iterator[CompletionDelta]:
+    ) -> Generator[CompletionDelta, None, None]:
         """Complete one prompt piece by piece, from the first piece asked for on.
 
         That one raises ``ValueError`` where the prompt can't be served. Closing the iterator early aborts

@@ -95,7 +95,9 @@ def test_chat_is_the_template_completed(llm: LLM) -> None:
 
 def test_several_chats_and_template_options(llm: LLM) -> None:
     chats = [[{"role": "user", "content": text}] for text in ("a", "b")]
-    outputs = llm.chat(chats, GREEDY, add_generation_prompt=False)
+    outputs = llm.chat(chats, GREEDY, chat_template_kwargs={"add_generation_prompt": False})
+    again = llm.chat(chats, GREEDY, add_generation_prompt=False)
+    assert [output.outputs for output in again] == [output.outputs for output in outputs]
     assert [output.prompt for output in outputs] == [
         "<|im_start|>user\na<|im_end|>\n",
         "<|im_start|>user\nb<|im_end|>\n",
@@ -132,7 +134,7 @@ def test_closing_a_stream_frees_its_request(llm: LLM) -> None:
     stream = llm.stream("hello", SamplingParams(max_tokens=100, ignore_eos=True))
     next(stream)
     assert llm.stats()["num_running"] == 1
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     stats = llm.stats()
     assert (stats["num_running"], stats["num_aborted"]) == (0, 1)
     assert stats["num_free_blocks"] == stats["num_blocks"]

@@ -104,5 +104,11 @@ def test_finishing_frees_everything(started: bool) -> None:
     assert request.finish_reason == "abort"
     assert request.slot is None
     scheduler.check_idle()
+
+
+@pytest.mark.skipif(not __debug__, reason="asserts are off")
+def test_finishing_twice_is_asserted() -> None:
+    scheduler = _scheduler(small_limits(), request := _request("a", 5))
+    scheduler.finish(request, "abort")
     with pytest.raises(AssertionError, match="finished twice"):
         scheduler.finish(request, "abort")

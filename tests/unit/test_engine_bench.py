@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import random
+
+from tests.fake_device import FakeDevice, byte_tokenizer, small_limits
+
+from loadproof.bench import WORKLOADS, Workload, measure, random_prompts
+from loadproof.engine.engine import Engine
+
+
+def test_prompts_are_those_that_other_engines_are_given() -> None:
+    workload = Workload("small", 3, 5, 1)
+    draw = random.Random(2)
+    ids = [[draw.randrange(100, 40000) for _ in range(5)] for _ in range(3)]
+    assert random_prompts(workload, 49152, 2) == ids
+    assert random_prompts(workload, 260, 2) == [[token % 260 for token in prompt] for prompt in ids]
+
+
+def test_workloads_have_names_of_their_own() -> None:
+    assert [workload.name for workload in WORKLOADS] == ["single", "batch16", "batch64", "prefill"]
+
+
+def test_rates_follow_from_sizes_and_time() -> None:
+    device = FakeDevice(small_limits())
+    run = measure(Engine(device, byte_tokenizer()), Workload("small", 4, 10, 6), seed=1)
+    assert device.num_rows == 4 * (10 + 5)
+    assert round(run.output_tokens_per_s * run.elapsed, 6) == 24
+    assert round(run.prompt_tokens_per_s * run.elapsed, 6) == 40
+    assert round(run.total_tokens_per_s * run.elapsed, 6) == 64
+    assert run.itl is not None
+
+
+def test_one_token_has_no_time_between_tokens() -> None:
+    run = measure(Engine(FakeDevice(), byte_tokenizer()), Workload("small", 2, 10, 1), seed=1)
+    assert run.itl is None
