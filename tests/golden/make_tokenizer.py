@@ -27,8 +27,13 @@ from tokenizers import (
     trainers,
 )
 from tokenizers.models import BPE
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import generate_merges
+from transformers import (  # type: ignore[import-not-found, unused-ignore]
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
+from transformers.convert_slow_tokenizer import (  # type: ignore[import-not-found, unused-ignore]
+    generate_merges,
+)
 
 OUT = Path(__file__).parent / "tokenizer"
 CORPUS = [

@@ -30,7 +30,7 @@ from loadproof.tokenizer.errors import ChatTemplateError
 
 MAX_SOURCE = 1 << 20  # characters of a template
 MAX_SIZE = 1 << 26  # characters or items of one value
-MAX_STEPS = 4_000_000  # loop steps, calls, ... of one rendering: a few seconds of work
+MAX_STEPS = 2_000_000  # loop steps, calls, ... of one rendering: a second or two of work
 _SIZE_PER_STEP = 64  # characters or items handled for the price of one step
 _STEPS_PER_CALL = 8
 _MAX_INT_BITS = 4096
@@ -118,6 +118,7 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _concat(parts: Iterable[Any]) -> str:
     """The ``~`` operator."""
     texts = [str(part) for part in parts]
+    _meter.get().charge(*texts)
     _check_size(sum(map(len, texts)))
     return "".join(texts)
 
