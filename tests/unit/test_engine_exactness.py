@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -185,3 +186,38 @@ def test_all_of_the_vocabulary_where_the_engine_allows_it() -> None:
     (output,) = _run(engine, [([1], SamplingParams(max_tokens=1, logprobs=-1))])
     assert output.outputs[0].logprobs is not None
     assert set(output.outputs[0].logprobs[0]) == set(range(VOCAB_SIZE))
+
+
+def _prompt_that_holds_its_best_token() -> list[int]:
+    """Its best next token is one of its own, by so little that any penalty would change it."""
+    for first in range(VOCAB_SIZE):
+        for second in range(VOCAB_SIZE):
+            worst, best = np.sort(logits_of([first, second]))[-2:]
+            if int(logits_of([first, second]).argmax()) in (first, second) and best - worst < 1:
+                return [first, second]
+    raise AssertionError("the fake model has no such prompt")
+
+
+def test_only_the_repetition_penalty_counts_the_prompt() -> None:
+    prompt = _prompt_that_holds_its_best_token()
+    best = int(logits_of(prompt).argmax())
+    penalties: list[dict[str, Any]] = [
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": 2.0},
+        {"repetition_penalty": 5.0},
+    ]
+    asks = [(prompt, SamplingParams(temperature=0, max_tokens=1, **penalty)) for penalty in penalties]
+    found = [output.outputs[0].token_ids == [best] for output in _run(Engine(FakeDevice(), TOKENIZER), asks)]
+    assert found == [True, True, False]
+
+
+def test_penalties_count_the_output() -> None:
+    (letter,) = TOKENIZER.encode("x")
+    bias = {letter: 30.0}
+    params = SamplingParams(
+        temperature=0, max_tokens=40, logit_bias=bias, frequency_penalty=2.0, ignore_eos=True
+    )
+    (output,) = _run(Engine(FakeDevice(), TOKENIZER), [([letter] * 50, params)])
+    # 30 above the others, less 2 each time: some 15 times it leads, and then no longer.
+    assert 10 <= output.outputs[0].token_ids.count(letter) <= 25
+    assert output.outputs[0].token_ids[:8] == [letter] * 8

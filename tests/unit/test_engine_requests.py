@@ -119,6 +119,14 @@ def test_min_tokens_bans_ends_until_reached() -> None:
     assert completion.token_ids[:6] == known[1:]
 
 
+def test_ends_that_the_model_cannot_sample_are_passed_over() -> None:
+    outputs: list[RequestOutput] = []
+    engine = Engine(FakeDevice(vocab_size=EOS), TOKENIZER)
+    engine.add_request([1], SamplingParams(max_tokens=4, min_tokens=2), on_output=outputs.append)
+    _drain(engine)
+    assert len(outputs[0].outputs[0].token_ids) == 4
+
+
 def test_min_tokens_delays_stop_strings() -> None:
     (completion,) = _complete([1], logit_bias=_only("x"), stop=["xx"], min_tokens=5).outputs
     assert completion.text == "xxxxx"

@@ -54,7 +54,8 @@ class Engine:
         self, device: Device, tokenizer: Tokenizer, *, seed: int | None = None, max_logprobs: int = 20
     ) -> None:
         limits = device.limits
-        eos = frozenset(tokenizer.eos_token_ids)
+        # A tokenizer may name tokens beyond the model's vocabulary: those are never sampled.
+        eos = frozenset(token_id for token_id in tokenizer.eos_token_ids if token_id < device.vocab_size)
         self.device = device
         self.tokenizer = tokenizer
         self.on_logits: LogitsHook | None = None

@@ -34,6 +34,7 @@ class Request:
     seed: int
     max_tokens: int  # resolved: at least 1, and prompt plus output fit the model's limit
     eos_token_ids: frozenset[int]  # empty where they are ignored
+    stop_token_ids: frozenset[int] = field(init=False)
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
@@ -41,6 +42,9 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+
+    def __post_init__(self) -> None:
+        self.stop_token_ids = frozenset(self.params.stop_token_ids)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -77,7 +81,7 @@ class Request:
         token_id = self.output_token_ids[-1]
         if token_id in self.eos_token_ids:
             return "stop", None
-        if token_id in self.params.stop_token_ids:
+        if token_id in self.stop_token_ids:
             return "stop", token_id
         if len(self.output_token_ids) >= self.max_tokens:
             return "length", None

@@ -41,7 +41,7 @@ class SamplingTable:
         self._seeds[slot] = request.seed % SEED_MODULUS
         wanted = -1 if params.logprobs is None else params.logprobs
         self._num_logprobs[slot] = vocab_size if params.logprobs == -1 else wanted
-        bans = dict.fromkeys([*request.eos_token_ids, *params.stop_token_ids], -np.inf)
+        bans = dict.fromkeys(request.eos_token_ids | request.stop_token_ids, -np.inf)
         self._biases[slot] = _bias(dict(params.logit_bias))
         self._biases_with_bans[slot] = _bias({**params.logit_bias, **bans})
 

@@ -1,0 +1,67 @@
+"""Models loaded as users name them, on the native device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.tiny_models import TINY, write_model
+
+from loadproof import LLM, SamplingParams
+from loadproof.config import ConfigError, EngineConfig
+from loadproof.engine.loader import load_model
+from loadproof.weights.resolve import ModelNotFoundError
+from loadproof.weights.tensors import WeightsError
+
+SMALL = {"num_blocks_override": 16, "num_threads": 1, "max_num_batched_tokens": 32}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "llama", "llama")
+
+
+def test_a_directory_serves_the_models_own_tokens(directory: Path) -> None:
+    with LLM(directory, **SMALL) as llm:
+        for case in TINY["llama"].golden:
+            params = SamplingParams(temperature=0, max_tokens=len(case.greedy), ignore_eos=True)
+            (output,) = llm.generate(case.prompt, params)
+            assert output.outputs[0].token_ids == list(case.greedy)
+
+
+def test_a_directory_chats_by_its_template(directory: Path) -> None:
+    with LLM(directory, **SMALL) as llm:
+        (output,) = llm.chat([{"role": "user", "content": "tea"}], SamplingParams(max_tokens=3, seed=1))
+    assert output.prompt == "<s>user: tea\nassistant:"
+    assert output.prompt_token_ids[0] == 0
+    assert output.prompt_token_ids.count(0) == 1
+
+
+def test_settings_reach_the_device(directory: Path) -> None:
+    config = EngineConfig(model=str(directory), max_model_len=100, block_size=16, served_model_name="tiny")
+    model = load_model(config)
+    assert model.name == "tiny"
+    limits = model.device.limits
+    assert (limits.max_model_len, limits.block_size, limits.max_num_seqs) == (100, 16, 64)
+    assert limits.num_blocks == 64 * 7
+    model.device.close()
+
+
+def test_what_cannot_be_loaded_says_why(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"nowhere\.gguf"):
+        LLM(tmp_path / "nowhere.gguf")
+    with pytest.raises(ConfigError, match="max_model_len 100000 is above the model's limit"):
+        LLM(directory, max_model_len=100000)
+    broken = write_model(tmp_path / "broken", "llama")
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 5}))
+    with pytest.raises(WeightsError, match=r"is missing|5 layers"):
+        LLM(broken, **SMALL)
+
+
+def test_a_tokenizer_that_cannot_be_read_closes_the_device(tmp_path: Path) -> None:
+    broken = write_model(tmp_path / "broken", "llama")
+    (broken / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        LLM(broken, **SMALL)
