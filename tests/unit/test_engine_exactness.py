@@ -192,8 +192,8 @@ def _prompt_that_holds_its_best_token() -> list[int]:
     """Its best next token is one of its own, by so little that any penalty would change it."""
     for first in range(VOCAB_SIZE):
         for second in range(VOCAB_SIZE):
-            worst, best = np.sort(logits_of([first, second]))[-2:]
-            if int(logits_of([first, second]).argmax()) in (first, second) and best - worst < 1:
+            second_best, best = np.sort(logits_of([first, second]))[-2:]
+            if int(logits_of([first, second]).argmax()) in (first, second) and best - second_best < 1:
                 return [first, second]
     raise AssertionError("the fake model has no such prompt")
 
