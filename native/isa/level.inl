@@ -1,5 +1,7 @@
 // The body of every isa/<level>.cc, after its macros: all kernels compiled for one level, and their table.
 
+// Each file builds on those before it.
+// clang-format off
 #include "../kernels.h"
 #include "vec16.h"
 #if LOADPROOF_AMX
@@ -7,9 +9,10 @@
 #else
 #include "matmul_dot.inl"
 #endif
-#include "attention.inl"
 #include "ops.inl"
+#include "attention.inl"
 #include "sample.inl"
+// clang-format on
 
 namespace loadproof::LOADPROOF_NS {
 
