@@ -88,7 +88,8 @@ def in_order(x: F64) -> I64:
 
 def weights(x: F64, temperature: float) -> F64:
     """Probabilities over that of the best token."""
-    return np.exp((x - x.max()) / float(np.float32(temperature)))
+    shifted: F64 = x - x.max()
+    return np.exp(shifted / float(np.float32(temperature)))
 
 
 def survivors(x: F64, s: Settings, top_p: float, min_p: float) -> I64:
@@ -122,12 +123,18 @@ def possible_tokens(logits: F32, s: Settings) -> set[int]:
         return {next((t for t in range(x.size) if t not in banned), 0)}
     if s.temperature < 1e-5:
         return {int(x.argmax())}
-    top_p, min_p = float(np.float32(s.top_p)), float(np.float32(s.min_p))
     found: set[int] = set()
-    for p in (top_p - TOLERANCE, top_p + TOLERANCE):
-        for m in (min_p * (1 - TOLERANCE), min(1.0, min_p * (1 + TOLERANCE))):
-            found.update(_drawn(x, s, survivors(x, s, p, m)))
+    for top_p in _around(s.top_p, off=1.0):
+        for min_p in _around(s.min_p, off=0.0):
+            found.update(_drawn(x, s, survivors(x, s, top_p, min_p)))
     return found
+
+
+def _around(share: float, off: float) -> list[float]:
+    if share == off:
+        return [off]
+    exact = float(np.float32(share))
+    return [exact * (1 - TOLERANCE), min(1.0, exact * (1 + TOLERANCE))]
 
 
 def logprobs(logits: F32) -> F64:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +31,17 @@ class Sampled(NamedTuple):
     top_logprobs: F32
 
 
+def arguments_of(s: Settings) -> dict[str, Any]:
+    arrays = {
+        "history": np.array(s.history, np.int32),
+        "bias_ids": np.array(s.bias_ids, np.int32),
+        "bias_values": np.array(s.bias_values, np.float32),
+    }
+    return asdict(s) | arrays
+
+
 def sample(isa: str, logits: F32, s: Settings) -> Sampled:
-    arguments = asdict(s)
-    for name in ("history", "bias_ids"):
-        arguments[name] = np.array(arguments[name], np.int32)
-    arguments["bias_values"] = np.array(s.bias_values, np.float32)
-    return Sampled(*_native.sample_row(logits, isa=isa, **arguments))
+    return Sampled(*_native.sample_row(logits, isa=isa, **arguments_of(s)))
 
 
 def token(isa: str, logits: list[float], s: Settings) -> int:
@@ -44,23 +49,25 @@ def token(isa: str, logits: list[float], s: Settings) -> int:
 
 
 def tokens(isa: str, logits: F32, s: Settings, count: int) -> list[int]:
-    return [sample(isa, logits, replace(s, position=position)).token for position in range(count)]
+    arguments = arguments_of(s)
+    return [_native.sample_row(logits, isa=isa, **arguments | {"position": i})[0] for i in range(count)]
 
 
-def check(isa: str, logits: F32, s: Settings) -> None:
-    """One row agrees with the reference in everything that it reports."""
+def check(logits: F32, s: Settings) -> None:
+    """Every level agrees with the reference in everything that it reports of a row."""
     given_bytes = logits.tobytes()
-    got = sample(isa, logits, s)
-    assert got.token in reference.possible_tokens(logits, s)
-    assert logits.tobytes() == given_bytes
-    if s.num_logprobs < 0:
-        return
+    possible = reference.possible_tokens(logits, s)
     expected = reference.logprobs(logits)
-    assert got.logprob == pytest.approx(expected[got.token], rel=2e-6, abs=2e-6)
-    assert got.rank == reference.rank(logits, got.token)
-    order = reference.in_order(reference.readable(logits))[: s.num_logprobs]
-    assert got.top_ids.tolist() == order.tolist()
-    np.testing.assert_allclose(got.top_logprobs, expected[order], rtol=2e-6, atol=2e-6)
+    order = reference.in_order(reference.readable(logits))[: max(s.num_logprobs, 0)]
+    for isa in LEVELS:
+        got = sample(isa, logits, s)
+        assert got.token in possible, isa
+        assert logits.tobytes() == given_bytes
+        if s.num_logprobs >= 0:
+            assert got.logprob == pytest.approx(expected[got.token], rel=2e-6, abs=2e-6)
+            assert got.rank == reference.rank(logits, got.token)
+            assert got.top_ids.tolist() == order.tolist()
+            np.testing.assert_allclose(got.top_logprobs, expected[order], rtol=2e-6, atol=2e-6)
 
 
 def row(kind: str, size: int, seed: int) -> F32:
@@ -105,7 +112,7 @@ def within(s: Settings, size: int) -> Settings:
     return replace(s, num_logprobs=min(s.num_logprobs, size))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     data=st.data(), kind=st.sampled_from(["plain", "levels", "broken", "narrow"]), seed=st.integers(0, 999)
 )
@@ -113,15 +120,15 @@ def test_every_combination_agrees_with_the_reference(data: st.DataObject, kind: 
     size = data.draw(st.sampled_from(SIZES))
     logits = row(kind, size, seed)
     s = within(data.draw(row_settings(size)), size)
-    check(data.draw(st.sampled_from(LEVELS)), logits, s)
+    check(logits, s)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data(), values=st.lists(st.floats(width=32), min_size=1, max_size=40))
 def test_any_floats_at_all_agree_with_the_reference(data: st.DataObject, values: list[float]) -> None:
     logits = np.array(values, np.float32)
     s = within(data.draw(row_settings(logits.size)), logits.size)
-    check(data.draw(st.sampled_from(LEVELS)), logits, s)
+    check(logits, s)
 
 
 # Random numbers -------------------------------------------------------------------------------------------
@@ -165,7 +172,9 @@ def chi_square(counts: npt.NDArray[np.int64], expected: npt.NDArray[np.float64])
     assert not counts[~used].any()
     degrees = int(used.sum()) - 1
     statistic = float((((counts - expected)[used]) ** 2 / expected[used]).sum())
-    return ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
+    spread = 2 / (9 * degrees)
+    cube_root: float = (statistic / degrees) ** (1 / 3)
+    return (cube_root - (1 - spread)) / math.sqrt(spread)
 
 
 @each_level
@@ -189,7 +198,7 @@ def test_draws_follow_the_probabilities(isa: str, s: Settings) -> None:
     probabilities = np.zeros(24)
     probabilities[kept] = reference.weights(x, s.temperature)[kept]
     probabilities /= probabilities.sum()
-    draws = 4000
+    draws = 3000
     counts = np.bincount(tokens(isa, logits, s, draws), minlength=24)
     assert abs(chi_square(counts, probabilities * draws)) < 4.5
 
@@ -325,16 +334,14 @@ def test_top_p_counts_what_top_k_and_min_p_left(isa: str) -> None:
     assert set(tokens(isa, logits, Settings(top_p=0.72, min_p=0.6), 80)) == {0, 1}
 
 
-@each_level
-@pytest.mark.parametrize("size", [49152, 70001])
 @pytest.mark.parametrize("kind", ["plain", "levels", "narrow", "broken"])
-def test_large_vocabularies(isa: str, size: int, kind: str) -> None:
-    logits = row(kind, size, 8)
+def test_large_vocabularies(kind: str) -> None:
+    logits = row(kind, 50001, 8)
     for position, (temperature, top_p, top_k) in enumerate(
         [(1.0, 0.9, 0), (4.0, 0.999, 0), (0.2, 0.5, 0), (1.0, 0.9, 50), (1.0, 1.0, 4000), (30.0, 0.3, 0)]
     ):
         s = Settings(temperature=temperature, top_p=top_p, top_k=top_k, position=position, num_logprobs=20)
-        check(isa, logits, s)
+        check(logits, s)
 
 
 @each_level
