@@ -66,8 +66,9 @@ def test_the_model_type_alone_names_the_architecture(name: str) -> None:
     ],
 )
 def test_each_size_is_required_and_bounded(name: str, key: str) -> None:
-    with pytest.raises(ConfigError, match=f"has no {key}"):
-        build_graph(without(name, key))
+    if name != "gemma3" or key in ("hidden_size", "intermediate_size", "num_hidden_layers"):
+        with pytest.raises(ConfigError, match=f"has no {key}"):
+            build_graph(without(name, key))
     wrong_values: list[object] = [0, -1, 1 << 40, "64", 64.0, True, [64], {}]
     for wrong in wrong_values:
         with pytest.raises(ConfigError, match=key):
@@ -230,6 +231,27 @@ def test_head_dim_defaults_to_its_share_of_the_hidden_size() -> None:
 def test_key_value_heads_default_to_the_attention_heads() -> None:
     graph = build_graph(without("llama", "num_key_value_heads"))
     assert {op.num_kv_heads for op in graph.ops if isinstance(op, Attention)} == {4}
+
+
+def test_gemma_checkpoints_leave_out_what_their_config_class_defaults_to() -> None:
+    """The 4B model's config has these keys and no others."""
+    graph = build_graph(
+        {
+            "model_type": "gemma3_text",
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        }
+    )
+    shapes = {name: param.shape for name, param in graph.params.items()}
+    assert shapes["model.embed_tokens.weight"] == (262208, 2560)
+    assert shapes["model.layers.33.self_attn.q_proj.weight"] == (8 * 256, 2560)
+    assert shapes["model.layers.33.self_attn.k_proj.weight"] == (4 * 256, 2560)
+    assert windows(graph)[:7] == [1024] * 5 + [None, 1024]
+    assert set(ropes(graph)) == {(1e4, None), (1e6, RopeScaling("linear", 8.0))}
+    assert graph.max_position_embeddings == 131072
 
 
 def test_a_tied_model_reads_no_output_matrix() -> None:

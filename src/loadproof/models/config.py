@@ -52,11 +52,11 @@ class UnknownArchitectureError(ConfigError):
     """A model of an architecture that has no file here."""
 
 
-class _Required:
-    pass
+class Required:
+    """The type of :data:`REQUIRED`, which stands for a default that there is not."""
 
 
-_REQUIRED = _Required()
+REQUIRED = Required()
 
 
 class Config:
@@ -79,7 +79,7 @@ class Config:
         value = self._raw.get(key)
         if value is not None:
             return value
-        if default is _REQUIRED:
+        if default is REQUIRED:
             raise ConfigError(f"{self._where} has no {key}")
         return default
 
@@ -91,7 +91,7 @@ class Config:
         """Whether ``key`` is there and not null."""
         return self._get(key, None) is not None
 
-    def integer(self, key: str, default: int | _Required = _REQUIRED, *, low: int = 1, high: int) -> int:
+    def integer(self, key: str, default: int | Required = REQUIRED, *, low: int = 1, high: int) -> int:
         """A whole number from ``low`` to ``high``."""
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool):
@@ -100,7 +100,7 @@ class Config:
             raise self.error(key, f"is {_short(value)}, not within {low} to {high}")
         return value
 
-    def positive(self, key: str, default: float | _Required = _REQUIRED) -> float:
+    def positive(self, key: str, default: float | Required = REQUIRED) -> float:
         """A finite number above 0."""
         value = self._get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -113,14 +113,14 @@ class Config:
         """A finite number above 0, or ``None`` where it is absent."""
         return self.positive(key) if self.has(key) else None
 
-    def flag(self, key: str, default: bool | _Required = _REQUIRED) -> bool:
+    def flag(self, key: str, default: bool | Required = REQUIRED) -> bool:
         """True or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):
             raise self.error(key, f"is a {_kind(value)}, not true or false")
         return value
 
-    def text(self, key: str, default: str | _Required = _REQUIRED) -> str:
+    def text(self, key: str, default: str | Required = REQUIRED) -> str:
         """A string."""
         value = self._get(key, default)
         if not isinstance(value, str):

@@ -6,11 +6,12 @@ architectures; :func:`build_decoder` turns that into a Graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from loadproof.graph import Activation, Graph, Param, RopeSpec, Value
-from loadproof.models.config import MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, Config
+from loadproof.models.config import MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, REQUIRED, Config
 from loadproof.models.rope import LAYER_TYPES, read_rope
 
 Slides = Callable[[int], bool]
@@ -71,32 +72,45 @@ class Decoder:
     final_softcap: float | None = None
 
 
-def read_sizes(config: Config, *, head_dim: int | None = None) -> Sizes:
-    """The dimensions in ``config``; ``head_dim`` is the architecture's default, if it has a fixed one."""
-    hidden = config.integer("hidden_size", high=MAX_WIDTH)
-    heads = config.integer("num_attention_heads", high=MAX_WIDTH)
-    kv_heads = config.integer("num_key_value_heads", heads, high=MAX_WIDTH)
+def read_sizes(config: Config, defaults: Mapping[str, int] = MappingProxyType({})) -> Sizes:
+    """The dimensions in ``config``.
+
+    ``defaults`` are those of transformers' config class, where checkpoints rely on them. Else key-value
+    heads are as many as heads, heads share the hidden size between them, and all other keys are required.
+    """
+
+    def size(key: str, high: int = MAX_WIDTH) -> int:
+        return config.integer(key, defaults.get(key, REQUIRED), high=high)
+
+    hidden, heads = size("hidden_size"), size("num_attention_heads")
+    kv_heads = config.integer(
+        "num_key_value_heads", defaults.get("num_key_value_heads", heads), high=MAX_WIDTH
+    )
     if heads % kv_heads:
         raise config.error("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}")
-    if head_dim is None and not config.has("head_dim"):
+    return Sizes(
+        vocab_size=size("vocab_size", MAX_VOCAB),
+        hidden_size=hidden,
+        intermediate_size=size("intermediate_size"),
+        num_layers=size("num_hidden_layers", MAX_LAYERS),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=_read_head_dim(config, hidden, heads, defaults.get("head_dim")),
+        max_position_embeddings=size("max_position_embeddings", MAX_POSITIONS),
+    )
+
+
+def _read_head_dim(config: Config, hidden: int, heads: int, default: int | None) -> int:
+    if default is None and not config.has("head_dim"):
         if hidden % heads:
             raise config.error("hidden_size", f"{hidden} is not a multiple of num_attention_heads {heads}")
-        head_dim = hidden // heads
-    head_dim = config.integer("head_dim", head_dim or 0, low=2, high=1 << 12)
+        default = hidden // heads
+    head_dim = config.integer("head_dim", default or REQUIRED, low=2, high=1 << 12)
     if head_dim % 2:
         raise config.error("head_dim", f"{head_dim} is odd, which rotary embeddings do not allow")
     if heads * head_dim > MAX_WIDTH:
         raise config.error("head_dim", f"{head_dim} on {heads} heads is wider than {MAX_WIDTH}")
-    return Sizes(
-        vocab_size=config.integer("vocab_size", high=MAX_VOCAB),
-        hidden_size=hidden,
-        intermediate_size=config.integer("intermediate_size", high=MAX_WIDTH),
-        num_layers=config.integer("num_hidden_layers", high=MAX_LAYERS),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=config.integer("max_position_embeddings", high=MAX_POSITIONS),
-    )
+    return head_dim
 
 
 def read_eps(config: Config) -> float:

@@ -19,6 +19,14 @@ from loadproof.models.decoder import (
 )
 from loadproof.models.rope import LAYER_TYPES, read_rope
 
+_DEFAULTS = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+}
+
 
 def build(config: Config) -> Graph:
     """Gemma's decoder, with softcaps where the config sets them.
@@ -26,7 +34,7 @@ def build(config: Config) -> Graph:
     The embedding scale is ``sqrt(hidden_size)`` as a float32 model has it; one that runs in bfloat16
     throughout rounds it (33.94 to 34 for the 1B model).
     """
-    sizes = read_sizes(config, head_dim=256)
+    sizes = read_sizes(config, _DEFAULTS)
     bias = config.flag("attention_bias", False)
     return build_decoder(
         Decoder(

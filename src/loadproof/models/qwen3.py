@@ -10,7 +10,7 @@ from loadproof.models.qwen2 import read_qwen_layers
 
 def build(config: Config) -> Graph:
     """A plain decoder with query and key norms; ``head_dim`` is 128 unless the config says otherwise."""
-    sizes = read_sizes(config, head_dim=128)
+    sizes = read_sizes(config, {"head_dim": 128})
     bias = config.flag("attention_bias", False)
     return build_decoder(
         Decoder(
