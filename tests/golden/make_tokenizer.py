@@ -173,7 +173,7 @@ def pieces_of(corpus: Sequence[str]) -> list[str]:
     """Pieces of a SentencePiece-like vocabulary, best score first: joined ones, then characters."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.BpeTrainer(vocab_size=330, limit_alphabet=120, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=400, show_progress=False)
     tokenizer.train_from_iterator(corpus, trainer)
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
     joined = list(dict.fromkeys("".join(pair) for pair in merges))

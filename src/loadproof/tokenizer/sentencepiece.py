@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from operator import itemgetter
 
 from tokenizers import decoders, normalizers
 from tokenizers.decoders import Decoder
 from tokenizers.normalizers import Normalizer
 
 _SPACE = "▁"
+_score = itemgetter(1)
 
 
 def escape_spaces(piece: str) -> str:
@@ -16,26 +19,28 @@ def escape_spaces(piece: str) -> str:
     return piece.replace(" ", _SPACE)
 
 
-def merges_by_score(
-    vocab: Mapping[str, int], pieces: Iterable[tuple[str, float]]
-) -> Sequence[tuple[str, str]]:
+def merges_by_score(vocab: Mapping[str, int], pieces: Iterable[tuple[str, float]]) -> list[tuple[str, str]]:
     """Merge rules, best first, that do what joining the pair with the best score does.
 
     ``pieces`` are the pieces that may be made, each with its score. Every way to make a piece of two others
-    is a rule; rules are ordered by the piece's score, then by the length of the left part, both descending,
-    then by their ids: the order of ``tokenizer.json`` files converted from SentencePiece models, which
-    decides between two ways to make the same piece.
+    is a rule; rules are ordered by the piece's score, then by the length of the left and of the right part,
+    all descending, then by their ids: the order of ``tokenizer.json`` files converted from SentencePiece
+    models, which decides between two ways to make the same piece.
     """
-    rules = []
-    for piece, score in pieces:
-        for cut in range(1, len(piece)):
-            left = piece[:cut]
-            if left in vocab:
-                right = piece[cut:]
-                if right in vocab:
-                    rules.append((-score, -cut, cut - len(piece), vocab[left], vocab[right], left, right))
-    rules.sort()
-    return [rule[5:] for rule in rules]
+    rules: list[tuple[str, str]] = []
+    for _, equals in groupby(sorted(pieces, key=_score, reverse=True), key=_score):
+        start, tied = len(rules), list(equals)
+        for piece, _ in tied:
+            rules += [
+                (left, right)
+                for cut in range(len(piece) - 1, 0, -1)
+                if (right := piece[cut:]) in vocab and (left := piece[:cut]) in vocab
+            ]
+        if len(tied) > 1:  # one piece's rules are in order already
+            rules[start:] = sorted(
+                rules[start:], key=lambda rule: (-len(rule[0]), -len(rule[1]), vocab[rule[0]], vocab[rule[1]])
+            )
+    return rules
 
 
 def space_normalizer(add_space_prefix: bool) -> Normalizer:
