@@ -136,7 +136,12 @@ def _write_tokenizer(directory: Path, vocab_size: int) -> None:
     tokenizer.add_special_tokens([AddedToken(piece, special=True) for piece in alphabet[:2]])
     tokenizer.save(str(directory / "tokenizer.json"))
     template = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template + "assistant:"}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "chat_template": template + "assistant:",
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 

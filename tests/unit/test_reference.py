@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -68,6 +69,31 @@ def test_every_tensor_moves_the_logits(model: TinyModel) -> None:
         ours._weights[name] = weight[::-1]
         assert not np.allclose(ours.forward(prompt), before, atol=1e-3), name
         ours._weights[name] = weight
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("llama", {"rope_theta": 11000.0}),
+        ("llama", {"rms_norm_eps": 1e-3}),
+        ("llama3-rope", {"rope_scaling": None}),
+        ("llama-bias", {"hidden_act": "gelu_new"}),
+        ("mistral", {"sliding_window": 9}),
+        ("qwen2", {"max_window_layers": 3}),
+        ("qwen2", {"use_sliding_window": False}),
+        ("gemma3", {"sliding_window": 7}),
+        ("gemma3", {"sliding_window_pattern": 4}),
+        ("gemma3", {"rope_local_base_freq": 20000.0}),
+        ("gemma3", {"rope_scaling": None}),
+        ("gemma3", {"query_pre_attn_scalar": 25}),
+        ("gemma3-softcap", {"attn_logit_softcapping": None}),
+        ("gemma3-softcap", {"final_logit_softcapping": None}),
+    ],
+)
+def test_the_goldens_tell_a_setting_from_its_neighbour(name: str, change: dict[str, Any]) -> None:
+    model, case = TINY[name], TINY[name].golden[-1]
+    wrong = ReferenceDevice(build_graph({**model.config, **change}), model.source)
+    assert np.abs(wrong.forward(case.prompt) - case.logits).max() > 1e-3
 
 
 @EVERY
