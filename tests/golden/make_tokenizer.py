@@ -54,7 +54,7 @@ TEXTS = [
     "       ",
     "\n",
     "\n\n\n",
-    "\t\t x",
+    "\t\t x\t\t\t\t\ty\t",
     " \n \n\n  a",
     "Hello world",
     " Hello  World ",
@@ -184,6 +184,8 @@ def sentencepiece(name: str, controls: list[str], defined: list[str], prefix: bo
     """SentencePiece BPE with byte fallback, as transformers converts it and as GGUF files hold it."""
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     pieces = [piece for piece in pieces_of(CORPUS) if piece not in defined]
+    if not prefix:  # as in Gemma: tabs are merged, and the tab's byte token is the tab
+        byte_tokens[9], pieces = "\t", [*pieces, "\t\t", "\t\t\t"]
     tokens = [*controls, *defined, *byte_tokens, *pieces]
     vocab = {token: index for index, token in enumerate(tokens)}
     scores = [0.0] * (len(tokens) - len(pieces)) + [-float(rank) for rank in range(len(pieces))]
@@ -207,7 +209,7 @@ def sentencepiece(name: str, controls: list[str], defined: list[str], prefix: bo
         "model": "llama",
         "pre": "default",
         # The converter writes spaces in user-defined tokens as they are, with the score of an added token.
-        "tokens": [token.replace("▁", " ") if token in defined else token for token in tokens],
+        "tokens": [in_gguf(token, token in defined) for token in tokens],
         "scores": [
             -1000.0 if token in defined else score for token, score in zip(tokens, scores, strict=True)
         ],
@@ -220,6 +222,10 @@ def sentencepiece(name: str, controls: list[str], defined: list[str], prefix: bo
         "add_space_prefix": prefix,
     }
     save(name, tokenizer, {"bos_token": bos, "eos_token": eos, "unk_token": "<unk>"}, metadata)
+
+
+def in_gguf(token: str, user_defined: bool) -> str:
+    return "<0x09>" if token == "\t" else token.replace("▁", " ") if user_defined else token
 
 
 def main() -> None:

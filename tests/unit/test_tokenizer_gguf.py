@@ -128,6 +128,12 @@ def test_chat_templates_are_read_by_name() -> None:
     assert tokenizer.apply_chat_template(messages, tools=[{"name": "f"}]) == "with tools"
 
 
+def test_a_vocabulary_too_small_for_the_default_special_tokens() -> None:
+    values = {"model": "llama", "tokens": ["a", "b"], "scores": [0.0, 0.0]}
+    tokenizer = tokenizer_from_gguf({f"tokenizer.ggml.{key}": value for key, value in values.items()})
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (1, None)
+
+
 @pytest.mark.parametrize(
     ("family", "key", "value", "message"),
     [
@@ -150,6 +156,10 @@ def test_chat_templates_are_read_by_name() -> None:
         ("llama3", "eos_token_id", -1, "eos_token_id is -1, of"),
         ("llama2", "scores", None, "scores is missing"),
         ("llama2", "scores", [0.0], "scores has 1 entries for"),
+        ("llama2", "scores", ["a"], "scores is not a list of numbers"),
+        ("llama2", "scores", 3, "scores is not a list of numbers"),
+        ("llama2", "tokens", [], "tokens is empty"),
+        ("llama3", "bos_token_id", "1", "bos_token_id is '1', not a token id"),
     ],
 )
 def test_malformed_metadata_is_refused_by_key(family: str, key: str, value: Any, message: str) -> None:

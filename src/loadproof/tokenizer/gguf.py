@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders
 from tokenizers.models import BPE
@@ -15,7 +17,7 @@ from loadproof.tokenizer.chat import ChatTemplates
 from loadproof.tokenizer.errors import TokenizerError
 from loadproof.tokenizer.load import set_post_processor, templates_of
 from loadproof.tokenizer.pretokenizers import word_rules
-from loadproof.tokenizer.sentencepiece import escape_spaces, merges_by_score, space_decoder, space_normalizer
+from loadproof.tokenizer.sentencepiece import as_pieces, merges_by_score, space_decoder, space_normalizer
 from loadproof.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 _PREFIX = "tokenizer.ggml."
@@ -56,9 +58,11 @@ class _Vocabulary:
     @classmethod
     def read(cls, metadata: Mapping[str, Any]) -> _Vocabulary:
         tokens = _strings(metadata, "tokens")
+        if not tokens:
+            raise TokenizerError(f"{_PREFIX}tokens is empty")
         types = _per_token(metadata, "token_type", len(tokens)) or [TokenType.NORMAL] * len(tokens)
         if metadata.get(_PREFIX + "model") == "llama":
-            tokens = [escape_spaces(token) if " " in token else token for token in tokens]
+            tokens = as_pieces(tokens)
         ids = {token: token_id for token_id, token in enumerate(tokens)}
         if len(ids) != len(tokens):
             twice = next(token for token_id, token in enumerate(tokens) if ids[token] != token_id)
@@ -73,9 +77,13 @@ class _Vocabulary:
         token_id = self.metadata.get(_PREFIX + key)
         if token_id is None:
             return None
-        if not 0 <= int(token_id) < len(self.tokens):
-            raise TokenizerError(f"{_PREFIX}{key} is {token_id}, of {len(self.tokens)} tokens")
-        return int(token_id)
+        try:
+            index = operator.index(token_id)
+        except TypeError as error:
+            raise TokenizerError(f"{_PREFIX}{key} is {token_id!r:.100}, not a token id") from error
+        if not 0 <= index < len(self.tokens):
+            raise TokenizerError(f"{_PREFIX}{key} is {index}, of {len(self.tokens)} tokens")
+        return index
 
     def flag(self, key: str, default: bool) -> bool:
         return bool(self.metadata.get(_PREFIX + key, default))
@@ -169,7 +177,9 @@ def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
 def _special_tokens(vocabulary: _Vocabulary) -> SpecialTokens:
     by_default = {"bos_token": 1, "eos_token": 2} if vocabulary.metadata[_PREFIX + "model"] == "llama" else {}
     ids = {name: vocabulary.named_id(key) for name, key in _NAMED_TOKENS.items()}
-    ids |= {name: token_id for name, token_id in by_default.items() if ids[name] is None}
+    for name, token_id in by_default.items():
+        if ids[name] is None and token_id < len(vocabulary.tokens):
+            ids[name] = token_id
     ends = {ids["eos_token"], vocabulary.named_id("eot_token_id"), vocabulary.named_id("eom_token_id")}
     controls = {*vocabulary.of_type(TokenType.CONTROL)}
     ends |= {vocabulary.ids[token] for token in _TURN_ENDS if token in controls}
@@ -196,6 +206,9 @@ def _per_token(metadata: Mapping[str, Any], key: str, count: int) -> list[Any] |
     values = metadata.get(_PREFIX + key)
     if values is None:
         return None
-    if len(values) != count:
-        raise TokenizerError(f"{_PREFIX}{key} has {len(values)} entries for {count} tokens")
-    return values if isinstance(values, list) else values.tolist()
+    entries = values.tolist() if isinstance(values, np.ndarray) else values
+    if not isinstance(entries, list) or set(map(type, entries)) - {int, float}:
+        raise TokenizerError(f"{_PREFIX}{key} is not a list of numbers")
+    if len(entries) != count:
+        raise TokenizerError(f"{_PREFIX}{key} has {len(entries)} entries for {count} tokens")
+    return entries

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 
@@ -11,12 +11,21 @@ from tokenizers.decoders import Decoder
 from tokenizers.normalizers import Normalizer
 
 _SPACE = "▁"
+_TAB_BYTE = "<0x09>"
 _score = itemgetter(1)
 
 
-def escape_spaces(piece: str) -> str:
-    """Spaces as SentencePiece vocabularies write them."""
-    return piece.replace(" ", _SPACE)
+def as_pieces(tokens: Sequence[str]) -> list[str]:
+    """The vocabulary as ``tokenizer.json`` files write it: GGUF files differ in two places.
+
+    Their user-defined tokens may hold plain spaces. And where the tab has only its byte token but pieces are
+    made of tabs (Gemma), that token takes the tab's place, so that merges can start from it.
+    """
+    pieces = [token.replace(" ", _SPACE) if " " in token else token for token in tokens]
+    known = {"\t", "\t\t", _TAB_BYTE}.intersection(pieces)
+    if known == {"\t\t", _TAB_BYTE}:
+        pieces[pieces.index(_TAB_BYTE)] = "\t"
+    return pieces
 
 
 def merges_by_score(vocab: Mapping[str, int], pieces: Iterable[tuple[str, float]]) -> list[tuple[str, str]]:
