@@ -123,11 +123,15 @@ def possible_tokens(logits: F32, s: Settings) -> set[int]:
         return {next((t for t in range(x.size) if t not in banned), 0)}
     if s.temperature < 1e-5:
         return {int(x.argmax())}
-    found: set[int] = set()
-    for top_p in _around(s.top_p, off=1.0):
-        for min_p in _around(s.min_p, off=0.0):
-            found.update(_drawn(x, s, survivors(x, s, top_p, min_p)))
-    return found
+    sizes = [
+        survivors(x, s, top_p, min_p).size
+        for top_p in _around(s.top_p, off=1.0)
+        for min_p in _around(s.min_p, off=0.0)
+    ]
+    order = in_order(x)
+    if max(sizes) - min(sizes) > 100:  # a crowd at the limit: any prefix between could be meant
+        return set(order[: max(sizes)].tolist())
+    return {t for size in range(min(sizes), max(sizes) + 1) for t in _drawn(x, s, order[:size])}
 
 
 def _around(share: float, off: float) -> list[float]:

@@ -123,10 +123,7 @@ const float* adjust(const float* logits, int size, const SampleParams& p, const 
   float* x = work.adjusted;
   __builtin_memcpy(x, logits, static_cast<std::size_t>(size) * sizeof(float));
   if (penalised) penalise(x, p, work.keys);
-  for (int i = 0; i < p.num_bias; ++i) {
-    const float bias = p.bias_values[i];
-    x[p.bias_ids[i]] = bias == -kInf ? -kInf : x[p.bias_ids[i]] + bias;
-  }
+  for (int i = 0; i < p.num_bias; ++i) x[p.bias_ids[i]] += p.bias_values[i];
   return x;
 }
 

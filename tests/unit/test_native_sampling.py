@@ -363,6 +363,7 @@ def test_repetition_penalty_covers_prompt_and_output_and_works_once(isa: str) ->
     assert token(isa, [4.0, 3.9, 1.9], s) == 0  # 2, 1.95, 1.9
     assert token(isa, [4.0, 3.9, 2.1], s) == 2
     assert token(isa, [-1.0, -1.5, -2.1], s) == 0  # -2, -3, -2.1: negative logits are multiplied
+    assert token(isa, [-0.5, -0.6, -0.9], s) == 2  # -1, -1.2, -0.9
 
 
 @each_level
