@@ -71,6 +71,11 @@ class Rates:
         """Operations a second that nothing exceeds: the better of the two measurements."""
         return max(self.product_rate, self.instruction_rate)
 
+    @property
+    def at_product_rate(self) -> Rates:
+        """The same machine with products no faster than the linear kernel's."""
+        return Rates(self.read_bandwidth, self.product_rate, self.product_rate)
+
     def best(self, other: Self) -> Rates:
         """The better of two measurements, each by each: noise only ever slows."""
         return Rates(

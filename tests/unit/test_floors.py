@@ -127,6 +127,7 @@ def test_the_better_measurement_counts() -> None:
     assert Rates(1.0, 5.0, 2.0).best(Rates(2.0, 4.0, 3.0)) == Rates(2.0, 5.0, 3.0)
     assert Rates(1.0, 5.0, 2.0).operation_rate == 5.0
     assert Rates(1.0, 2.0, 5.0).operation_rate == 5.0
+    assert Rates(1.0, 2.0, 5.0).at_product_rate.operation_rate == 2.0
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])

@@ -1,0 +1,38 @@
+"""Drives vLLM for the CPU through its Python interface; the argument is the peers' directory."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from protocol import Answer, Served, run
+
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def load(peers: str) -> Served:
+    import vllm  # after the setting above, which it reads when imported
+
+    llm = vllm.LLM(
+        str(Path(peers, "smollm2")),
+        dtype="bfloat16",
+        max_model_len=2048,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        enable_prefix_caching=True,
+    )
+
+    def complete(prompts: list[list[int]], output_len: int) -> Answer:
+        params = vllm.SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
+        inputs = [{"prompt_token_ids": ids} for ids in prompts]
+        start = time.perf_counter()
+        outputs = llm.generate(inputs, params, use_tqdm=False)
+        seconds = time.perf_counter() - start
+        return Answer(seconds, sum(len(output.outputs[0].token_ids) for output in outputs))
+
+    return Served(vllm.__version__, complete)
+
+
+if __name__ == "__main__":
+    run(load)
