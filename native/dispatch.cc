@@ -117,8 +117,8 @@ const Kernels* kernels_for(std::string_view level) {
 std::size_t scratch_bytes(int head_padded, int group) {
   const auto rows = static_cast<std::size_t>((attention_tile_rows(group) + 31) / 32 * 32);
   const auto dp = static_cast<std::size_t>(head_padded);
-  const std::size_t attention =
-      rows * dp * (2 + 4 + 4) + rows * kSplitKeys * (4 + 2) + rows * 4 * 4 + kSplitKeys * dp * 2 + 10 * 64;
+  const std::size_t attention = rows * dp * (2 + 4 + 4) + rows * (kSplitKeys + 32) * (4 + 2) + rows * 4 * 4 +
+                                kSplitKeys * dp * 2 + 10 * 64;
   const std::size_t linear = kRowTile * 4 * kLanes * sizeof(float);
   return (attention > linear ? attention : linear) + 4096;
 }

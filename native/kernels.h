@@ -74,7 +74,9 @@ struct LinearArgs {
   int out_columns;  // columns that exist: the matrix may be padded beyond them
   int out_stride;
   bf16* out_bf16;  // kGated: [rows, out_stride]
-  bool streams;    // few rows: weights come from memory once, so prefetch them
+  // Few rows: weights come from memory once. What is read after this call's panels, so that memory never
+  // rests; null for many rows, whose weights are in cache.
+  const bf16* next;
 };
 
 // The cache of one layer; owned by the plan.

@@ -32,6 +32,17 @@ std::pair<int, int> share(int count, int part, int parts, int unit) {
   return {std::min(begin, count), std::min(end, count)};
 }
 
+constexpr int kShareUnit = 4;  // panels: a multiple of every level's group, and of a gate and its up
+
+const bf16* share_of(const PackedMatrix& weight, int part, int parts) {
+  const std::ptrdiff_t panel = share(weight.panels(), part, parts, kShareUnit).first;
+  return weight.data + panel * weight.k_padded * kLanes;
+}
+
+// Elements between rows of bf16 activations: whole chunks, and an odd number of cache lines, so that the rows
+// of a tile fall into different sets.
+int row_stride(int width) { return (round_up(width, kChunk) / kChunk | 1) * kChunk; }
+
 int head_padded(const AttentionShape& shape) { return round_up(shape.head_dim, kChunk); }
 
 }  // namespace
@@ -67,12 +78,12 @@ void Plan::add(Step step) {
     if (s->to == Buffer::kGated) {
       require(s->epilogue == Epilogue::kGated && w.panels() % 2 == 0,
               "gated output needs gate and up panels");
-      gated_stride_ = std::max(gated_stride_, round_up(w.columns / 2, kChunk));
+      gated_stride_ = std::max(gated_stride_, row_stride(w.columns / 2));
     }
     if (s->to == Buffer::kResidual || s->to == Buffer::kProjected)
       require(s->out_columns == config_.hidden_size, "a projection back must be hidden_size wide");
-    if (s->from == Buffer::kAttended) attended_stride_ = std::max(attended_stride_, w.k_padded);
-    if (s->from == Buffer::kGated) gated_stride_ = std::max(gated_stride_, w.k_padded);
+    if (s->from == Buffer::kAttended) attended_stride_ = std::max(attended_stride_, row_stride(w.k_padded));
+    if (s->from == Buffer::kGated) gated_stride_ = std::max(gated_stride_, row_stride(w.k_padded));
   }
   if (const auto* s = std::get_if<NormStep>(&step))
     require(s->weight.size() == size(config_.hidden_size), "a norm weight must be [hidden_size]");
@@ -97,7 +108,7 @@ void Plan::add(Step step) {
     block_stride_.push_back(size(h.num_kv_heads) * 2 * plane);
     cache_elements_ += block_stride_.back() * size(config_.num_blocks);
     query_width_ = std::max(query_width_, h.num_heads * head_padded(h));
-    attended_stride_ = std::max(attended_stride_, round_up(h.num_heads * h.head_dim, kChunk));
+    attended_stride_ = std::max(attended_stride_, row_stride(h.num_heads * h.head_dim));
     scratch_size_ = std::max(scratch_size_, scratch_bytes(head_padded(h), h.num_heads / h.num_kv_heads));
   }
   steps_.push_back(std::move(step));
@@ -130,7 +141,7 @@ void Plan::allocate() {
   for (int t = 0; t < threads; ++t) {
     Arena arena{t == 0 ? shared : kRowBlock, {}, {}, {}, {}, {}};
     const std::size_t n = rows(arena.rows);
-    const std::size_t hidden_padded = size(round_up(config_.hidden_size, kChunk));
+    const std::size_t hidden_padded = size(row_stride(config_.hidden_size));
     arena.normed = HugeBuffer(n * hidden_padded * sizeof(bf16));
     arena.qkv = HugeBuffer(n * size(qkv_width_) * sizeof(float));
     arena.attended = HugeBuffer(n * size(attended_stride_) * sizeof(bf16));
@@ -290,8 +301,8 @@ void Plan::run_output(int thread) {
   linear.softcap = output_softcap_;
   linear.out = logits_.as<float>();
   linear.out_columns = linear.out_stride = config_.vocab_size;
-  linear.streams = true;
-  const auto [panel, panel_end] = share(linear.weight.panels(), thread, parts, 4);
+  linear.next = linear.weight.data;  // nothing follows: any memory that is there
+  const auto [panel, panel_end] = share(linear.weight.panels(), thread, parts, kShareUnit);
   kernels_->linear(linear, 0, num_logits_, panel, panel_end, scratch(thread));
   pool_.barrier();
   std::byte* memory = sample_memory_.as<std::byte>() + size(thread) * sample_bytes();
@@ -310,8 +321,8 @@ void Plan::run_step(const Step& step, const Rows& rows, int part, int parts, int
     kernels_->norm(norm_args(*s, rows), first, last);
   } else if (const auto* s = std::get_if<LinearStep>(&step)) {
     LinearArgs args = linear_args(*s, rows);
-    args.streams = parts > 1 || rows.count() < kRowsPerThread;
-    const auto [first, last] = share(args.weight.panels(), part, parts, 4);
+    if (parts > 1 || rows.count() < kRowsPerThread) args.next = next_weights(step, part, parts);
+    const auto [first, last] = share(args.weight.panels(), part, parts, kShareUnit);
     kernels_->linear(args, 0, rows.count(), first, last, scratch(thread));
   } else if (const auto* s = std::get_if<QkvStep>(&step)) {
     // Items are (row, kv head) pairs when rows are too few to divide.
@@ -339,6 +350,14 @@ void Plan::run_step(const Step& step, const Rows& rows, int part, int parts, int
       }
     }
   }
+}
+
+// Where a part's share of the weights after `step` begins.
+const bf16* Plan::next_weights(const Step& step, int part, int parts) const {
+  const Step* last = steps_.data() + steps_.size();
+  for (const Step* s = &step + 1; s < last; ++s)
+    if (const auto* linear = std::get_if<LinearStep>(s)) return share_of(linear->weight->view(), part, parts);
+  return share_of(output_weight_->view(), part, parts);
 }
 
 float* Plan::floats(Buffer buffer, const Rows& rows) const {
@@ -377,7 +396,7 @@ NormArgs Plan::norm_args(const NormStep& step, const Rows& rows) const {
   args.offset = step.offset;
   args.width = config_.hidden_size;
   args.output = step.output;
-  args.out_stride = round_up(config_.hidden_size, kChunk);
+  args.out_stride = row_stride(config_.hidden_size);
   if (step.output == NormOutput::kBf16)
     args.out_bf16 = halves(step.to, rows);
   else
@@ -389,7 +408,7 @@ LinearArgs Plan::linear_args(const LinearStep& step, const Rows& rows) const {
   LinearArgs args{};
   args.a = halves(step.from, rows);
   args.weight = step.weight->view();
-  args.a_stride = step.from == Buffer::kNormed     ? round_up(config_.hidden_size, kChunk)
+  args.a_stride = step.from == Buffer::kNormed     ? row_stride(config_.hidden_size)
                   : step.from == Buffer::kAttended ? attended_stride_
                                                    : gated_stride_;
   args.bias = step.bias.empty() ? nullptr : step.bias.data();

@@ -135,6 +135,7 @@ class Plan {
   QkvArgs qkv_args(const QkvStep& step, const Rows& rows) const;
   AttentionArgs attention_args(const AttentionStep& step, const Rows& rows) const;
   CacheView cache_view(const AttentionShape& shape, int layer) const;
+  const bf16* next_weights(const Step& step, int part, int parts) const;
   float* floats(Buffer buffer, const Rows& rows) const;
   bf16* halves(Buffer buffer, const Rows& rows) const;
   std::size_t sample_bytes() const;

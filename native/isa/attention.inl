@@ -80,6 +80,11 @@ void qkv(const QkvArgs& args, const BatchView& batch, int row_begin, int row_end
   }
 }
 
+// Rows of scores and probabilities are an odd number of cache lines apart, so that a tile's rows fall into
+// different sets.
+constexpr int kScoreStride = kSplitKeys + 16;
+constexpr int kProbStride = kSplitKeys + 32;
+
 // A thread's scratch for one tile of query rows.
 struct Tile {
   int rows;       // query rows in use
@@ -106,8 +111,8 @@ Tile carve(Scratch scratch, int head_padded, int group) {
   };
   Tile t{};
   t.q = reinterpret_cast<bf16*>(take(rows * dp * 2));
-  t.scores = reinterpret_cast<float*>(take(rows * kSplitKeys * 4));
-  t.probs = reinterpret_cast<bf16*>(take(rows * kSplitKeys * 2));
+  t.scores = reinterpret_cast<float*>(take(rows * kScoreStride * 4));
+  t.probs = reinterpret_cast<bf16*>(take(rows * kProbStride * 2));
   t.part = reinterpret_cast<float*>(take(rows * dp * 4));
   t.sum = reinterpret_cast<float*>(take(rows * dp * 4));
   t.part_max = reinterpret_cast<float*>(take(rows * 4));
@@ -141,41 +146,67 @@ struct KeyValues {
   }
 };
 
-void score_keys(const Tile& tile, const KeyValues& kv, KeyRange keys) {
+// Planes are smaller than the pages that hardware prefetches within, so what is needed next is asked for
+// here.
+inline void fetch(const bf16* from, int elements) {
+  for (int i = 0; i < elements; i += 32) __builtin_prefetch(from + i, 0, 2);
+}
+
+constexpr int kKeysAhead = 96;  // keys are asked for this many before they are needed
+
+void score_keys(const Tile& tile, const KeyValues& kv, KeyRange keys, bool fetch_ahead) {
   const int dp = kv.cache.head_padded;
   const int step = kv.cache.block_size < kChunk ? kLanes : kChunk;
+  if (fetch_ahead)
+    for (int k = keys.begin; k < keys.begin + kKeysAhead && k < keys.end; k += kLanes)
+      fetch(kv.keys(k), dp * kLanes);
   for (int k = keys.begin; k < keys.end; k += step) {
+    if (fetch_ahead) {
+      for (int ahead = k + kKeysAhead; ahead < k + kKeysAhead + step && ahead < keys.end; ahead += kLanes)
+        fetch(kv.keys(ahead), dp * kLanes);
+      for (int j = 0; j < dp / kLanes; ++j)
+        fetch(kv.values(k) + static_cast<std::ptrdiff_t>(j) * kv.cache.block_size * kLanes, step * kLanes);
+    }
     const bf16* panel = kv.keys(k);
     const auto chunk = [=](int kc) { return panel + kc * kChunk * kLanes; };
     product(tile.q, dp, tile.rows, dp / kChunk, chunk, static_cast<std::ptrdiff_t>(dp) * kLanes,
-            step / kLanes, tile.scores + (k - keys.begin), kSplitKeys, 0);
+            step / kLanes, tile.scores + (k - keys.begin), kScoreStride, nullptr);
   }
 }
 
-// Scores of one row to probabilities; sees keys low..high only.
+// Powers of two are cheaper than powers of e: 2**(score * scale * log2 e) is the same probability.
+constexpr float kLog2E = 1.44269504f;
+
+// Scores of one row become probabilities; the row sees keys low..high only.
 void soften(const AttentionArgs& args, const Tile& tile, int row, KeyRange keys, int low, int high) {
-  float* s = tile.scores + static_cast<std::ptrdiff_t>(row) * kSplitKeys;
-  bf16* p = tile.probs + static_cast<std::ptrdiff_t>(row) * kSplitKeys;
+  float* s = tile.scores + static_cast<std::ptrdiff_t>(row) * kScoreStride;
+  bf16* p = tile.probs + static_cast<std::ptrdiff_t>(row) * kProbStride;
   const int n = keys.end - keys.begin;
-  const F16 scale = set1(args.scale), minus_inf = set1(-kInf);
-  const F16 first = set1(static_cast<float>(low)), last = set1(static_cast<float>(high));
-  F16 top = minus_inf;
-  for (int i = 0; i < n; i += 16) {
-    F16 v = load(s + i) * scale;
-    if (args.softcap > 0) v = set1(args.softcap) * tanh(v * set1(1.0f / args.softcap));
-    const int key = keys.begin + i;
-    if (key < low || key + 15 > high) {
-      const F16 k = set1(static_cast<float>(key)) + iota();
-      v = if_less(k, first, minus_inf, if_less(last, k, minus_inf, v));
-    }
-    top = max(top, v);
-    store(s + i, v);
+  float scale = args.scale * kLog2E;
+  if (args.softcap > 0) {
+    for (int i = 0; i < n; i += 16)
+      store(s + i, set1(args.softcap) * tanh(load(s + i) * set1(args.scale / args.softcap)));
+    scale = kLog2E;
   }
-  const float m = max_lane(top);
-  const F16 shift = set1(m == -kInf ? 0.0f : m);
+  // Keys that the row does not see stand at the ends of the range.
+  const auto hide = [&](int i) {
+    const F16 k = set1(static_cast<float>(keys.begin + i)) + iota();
+    const F16 hidden = set1(-kInf), first = set1(static_cast<float>(low)),
+              last = set1(static_cast<float>(high));
+    store(s + i, if_less(k, first, hidden, if_less(last, k, hidden, load(s + i))));
+  };
+  const int clear_begin = low > keys.begin ? (low - keys.begin + 15) / 16 * 16 : 0;
+  const int clear_end =
+      high + 1 < keys.end ? (high + 1 > keys.begin ? (high + 1 - keys.begin) / 16 * 16 : 0) : n;
+  for (int i = 0; i < (clear_begin < n ? clear_begin : n); i += 16) hide(i);
+  for (int i = clear_end; i < n; i += 16) hide(i);
+  F16 top = set1(-kInf);
+  for (int i = 0; i < n; i += 16) top = max(top, load(s + i));
+  const float m = max_lane(top) * scale;  // minus infinity where the row sees none of these keys
+  const F16 shift = set1(m == -kInf ? 0.0f : -m), factor = set1(scale);
   F16 total = zero();
   for (int i = 0; i < n; i += 16) {
-    const F16 e = exp(load(s + i) - shift);
+    const F16 e = exp2_below(mul_add(load(s + i), factor, shift));
     total = total + e;
     store_bf16(p + i, e);
   }
@@ -203,28 +234,37 @@ void weigh_values(const Tile& tile, const KeyValues& kv, KeyRange keys) {
     panel_stride = kChunk * kLanes;
   }
   product(
-      tile.probs, kSplitKeys, tile.rows, chunks, [&](int kc) { return at[kc]; }, panel_stride, dp / kLanes,
-      tile.part, dp, 0);
+      tile.probs, kProbStride, tile.rows, chunks, [&](int kc) { return at[kc]; }, panel_stride, dp / kLanes,
+      tile.part, dp, nullptr);
 }
 
-// Folds a split's part into what was merged before it: both scaled to their common maximum.
-void merge_row(const Tile& tile, int row, int head_padded, bool first) {
-  float* sums = tile.sum + static_cast<std::ptrdiff_t>(row) * head_padded;
-  const float* part = tile.part + static_cast<std::ptrdiff_t>(row) * head_padded;
-  if (first) {
-    tile.max[row] = -kInf;
-    tile.total[row] = 0.0f;
-    for (int i = 0; i < head_padded; i += 16) store(sums + i, zero());
+// Folds a split's parts into what was merged before: both scaled to their common maximum. The scales of
+// sixteen rows are computed at once.
+void merge_split(const Tile& tile, int head_padded, bool first) {
+  alignas(64) float old_scales[16], new_scales[16];
+  for (int r0 = 0; r0 < tile.rows; r0 += 16) {
+    const F16 none = set1(-kInf);
+    const F16 old_max = first ? none : load(tile.max + r0), part_max = load(tile.part_max + r0);
+    const F16 top = max(old_max, part_max);
+    const F16 base = if_less(none, top, top, zero());  // rows that have seen no key yet: any finite base
+    const F16 old_scale = exp2_below(old_max - base), new_scale = exp2_below(part_max - base);
+    const F16 old_total = first ? zero() : load(tile.total + r0);
+    store(tile.max + r0, top);
+    store(tile.total + r0, old_total * old_scale + load(tile.part_total + r0) * new_scale);
+    store(old_scales, old_scale);
+    store(new_scales, new_scale);
+    for (int r = r0; r < tile.rows && r < r0 + 16; ++r) {
+      float* sums = tile.sum + static_cast<std::ptrdiff_t>(r) * head_padded;
+      const float* part = tile.part + static_cast<std::ptrdiff_t>(r) * head_padded;
+      const F16 ours = set1(new_scales[r - r0]), theirs = set1(old_scales[r - r0]);
+      if (first) {
+        for (int i = 0; i < head_padded; i += 16) store(sums + i, load(part + i) * ours);
+      } else {
+        for (int i = 0; i < head_padded; i += 16)
+          store(sums + i, load(sums + i) * theirs + load(part + i) * ours);
+      }
+    }
   }
-  if (tile.part_max[row] == -kInf) return;
-  const float top = tile.max[row] > tile.part_max[row] ? tile.max[row] : tile.part_max[row];
-  alignas(64) float scales[16] = {tile.max[row] - top, tile.part_max[row] - top};
-  store(scales, exp(load(scales)));
-  const F16 old_scale = set1(scales[0]), new_scale = set1(scales[1]);
-  for (int i = 0; i < head_padded; i += 16)
-    store(sums + i, load(sums + i) * old_scale + load(part + i) * new_scale);
-  tile.total[row] = tile.total[row] * scales[0] + tile.part_total[row] * scales[1];
-  tile.max[row] = top;
 }
 
 // Query tokens [row, row + tokens) of one sequence against one kv head.
@@ -248,13 +288,13 @@ void attend_tile(const AttentionArgs& args, const BatchView& batch, int row, int
     const int end = (split + 1) * kSplitKeys <= last ? (split + 1) * kSplitKeys : last + 1;
     const KeyRange keys{split * kSplitKeys > begin ? split * kSplitKeys : begin,
                         (end + kChunk - 1) / kChunk * kChunk};
-    score_keys(tile, kv, keys);
+    score_keys(tile, kv, keys, tokens == 1);
     for (int r = 0; r < tile.rows; ++r) {
       const int position = batch.positions[row + r / group];
       soften(args, tile, r, keys, low(position), position);
     }
     weigh_values(tile, kv, keys);
-    for (int r = 0; r < tile.rows; ++r) merge_row(tile, r, dp, split == begin / kSplitKeys);
+    merge_split(tile, dp, split == begin / kSplitKeys);
   }
   for (int r = 0; r < tile.rows; ++r) {
     bf16* out = args.out + static_cast<std::ptrdiff_t>(row + r / group) * args.out_stride +
@@ -271,14 +311,13 @@ void attention(const AttentionArgs& args, const BatchView& batch, int row_begin,
   const int group = args.num_heads / args.num_kv_heads;
   const int most = attention_tile_rows(group) / group;
   const Tile tile = carve(scratch, args.cache.head_padded, group);
-  for (int g = group_begin; g < group_end; ++g) {
-    for (int row = row_begin; row < row_end;) {
-      const int seq_end = batch.query_starts[batch.row_seq[row] + 1] - batch.row_offset;
-      const int end = seq_end < row_end ? seq_end : row_end;
-      const int tokens = end - row < most ? end - row : most;
-      attend_tile(args, batch, row, tokens, g, tile);
-      row += tokens;
-    }
+  for (int row = row_begin; row < row_end;) {
+    const int seq_end = batch.query_starts[batch.row_seq[row] + 1] - batch.row_offset;
+    const int end = seq_end < row_end ? seq_end : row_end;
+    for (int g = group_begin; g < group_end; ++g)
+      for (int first = row; first < end; first += most)
+        attend_tile(args, batch, first, end - first < most ? end - first : most, g, tile);
+    row = end;
   }
 }
 

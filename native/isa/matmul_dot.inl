@@ -74,7 +74,7 @@ constexpr int kTileRows = 2, kTilePanels = 2;  // F16 takes two registers of 16,
 // One register tile. chunk(kc) is the first panel's chunk of k rows 32 kc..; panels are panel_stride apart.
 template <int M, int N, class ChunkOf>
 inline void dot_tile(const bf16* a, int a_stride, int chunks, ChunkOf chunk, std::ptrdiff_t panel_stride,
-                     float* c, int c_stride, int prefetch) {
+                     float* c, int c_stride, const bf16* fetch) {
   F16 acc[M][N];
   for (int i = 0; i < M; ++i)
     for (int j = 0; j < N; ++j) acc[i][j] = zero();
@@ -83,7 +83,7 @@ inline void dot_tile(const bf16* a, int a_stride, int chunks, ChunkOf chunk, std
     for (int p = 0; p < kChunk / 2; ++p) {
       for (int j = 0; j < N; ++j) {
         const bf16* at = b + j * panel_stride + p * 2 * kLanes;
-        if (prefetch) __builtin_prefetch(at + prefetch, 0, 3);
+        if (fetch) __builtin_prefetch(fetch + ((kc * (kChunk / 2) + p) * N + j) * 2 * kLanes, 0, 2);
         const Pairs pairs = load_pairs(at);
         for (int i = 0; i < M; ++i)
           acc[i][j] = dot_pairs(acc[i][j], a + i * a_stride + kc * kChunk + 2 * p, pairs);
@@ -96,10 +96,10 @@ inline void dot_tile(const bf16* a, int a_stride, int chunks, ChunkOf chunk, std
 
 template <int N, class ChunkOf>
 inline void dot_rows(const bf16* a, int a_stride, int rows, int chunks, ChunkOf chunk,
-                     std::ptrdiff_t panel_stride, float* c, int c_stride, int prefetch) {
+                     std::ptrdiff_t panel_stride, float* c, int c_stride, const bf16* fetch) {
   const auto tile = [&](auto m, int i) {
     dot_tile<decltype(m)::value, N>(a + i * a_stride, a_stride, chunks, chunk, panel_stride, c + i * c_stride,
-                                    c_stride, i == 0 ? prefetch : 0);
+                                    c_stride, i == 0 ? fetch : nullptr);
   };
   int i = 0;
   for (; i + kTileRows <= rows; i += kTileRows) tile(Int<kTileRows>{}, i);
@@ -124,16 +124,17 @@ inline void dot_rows(const bf16* a, int a_stride, int rows, int chunks, ChunkOf 
   }
 }
 
+// `fetch`, where not null, is memory to ask for on the way: as much as the panels hold.
 // C [rows, panels * 16] = A [rows, chunks * 32] times `panels` panels. `rows` is any number; only they are
 // read.
 template <class ChunkOf>
 inline void product(const bf16* a, int a_stride, int rows, int chunks, ChunkOf chunk,
-                    std::ptrdiff_t panel_stride, int panels, float* c, int c_stride, int prefetch) {
+                    std::ptrdiff_t panel_stride, int panels, float* c, int c_stride, const bf16* fetch) {
   int j = 0;
   const auto strip = [&](auto n) {
     const auto from = [&, j](int kc) { return chunk(kc) + j * panel_stride; };
     dot_rows<decltype(n)::value>(a, a_stride, rows, chunks, from, panel_stride, c + j * kLanes, c_stride,
-                                 prefetch);
+                                 fetch ? fetch + j * chunks * kChunk * kLanes : nullptr);
     j += decltype(n)::value;
   };
   while (panels - j >= kTilePanels) strip(Int<kTilePanels>{});

@@ -106,7 +106,9 @@ inline void finish_tile(const LinearArgs& args, const float* c, int c_stride, in
   }
 }
 
-constexpr int kGroupPanels = 4;  // panels of one product call
+// Panels of one product call. On AMX a pair stays in the first cache for the next rows.
+constexpr int kGroupPanels = LOADPROOF_AMX ? 2 : 4;
+constexpr std::ptrdiff_t kFetchAhead = 32768;  // elements: 64 KiB
 
 void linear(const LinearArgs& args, int row_begin, int row_end, int panel_begin, int panel_end,
             Scratch scratch) {
@@ -114,16 +116,19 @@ void linear(const LinearArgs& args, int row_begin, int row_end, int panel_begin,
   constexpr int c_stride = kGroupPanels * kLanes;
   const std::ptrdiff_t panel_stride = static_cast<std::ptrdiff_t>(args.weight.k_padded) * kLanes;
   const int chunks = args.weight.k_padded / kChunk;
+  const bf16* end = args.weight.data + panel_end * panel_stride;
   for (int panel = panel_begin; panel < panel_end; panel += kGroupPanels) {
     const int panels = panel_end - panel < kGroupPanels ? panel_end - panel : kGroupPanels;
     const bf16* base = args.weight.data + panel * panel_stride;
     const auto chunk = [=](int kc) { return base + kc * kChunk * kLanes; };
-    const int ahead = args.streams ? static_cast<int>(kGroupPanels * panel_stride) : 0;
+    const bf16* fetch = nullptr;
+    if (args.next)
+      fetch = end - base > kFetchAhead ? base + kFetchAhead : args.next + (kFetchAhead - (end - base));
     for (int row = row_begin; row < row_end; row += kRowTile) {
       const int rows = row_end - row < kRowTile ? row_end - row : kRowTile;
       const bf16* a = args.a + static_cast<std::ptrdiff_t>(row) * args.a_stride;
       product(a, args.a_stride, rows, chunks, chunk, panel_stride, panels, c, c_stride,
-              row == row_begin ? ahead : 0);
+              row == row_begin ? fetch : nullptr);
       finish_tile(args, c, c_stride, row, rows, panel, panels);
     }
   }

@@ -57,17 +57,25 @@ inline F16 scale_pow2(F16 a, F16 n) {
   const __m512i e = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
   return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(e))};
 }
+// The same for any whole n: 0 where the result is too small for a float.
+inline F16 scale_down(F16 a, F16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 inline F16 load_bf16(const bf16* p) {
   const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
 }
 // Round to nearest, ties to even. Finite input only: a NaN would need a branch that no value here takes.
+#if LOADPROOF_DOT
+inline void store_bf16(bf16* p, F16 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v)));
+}
+#else
 inline void store_bf16(bf16* p, F16 a) {
   const __m512i u = _mm512_castps_si512(a.v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
   const __m512i r = _mm512_add_epi32(_mm512_add_epi32(u, odd), _mm512_set1_epi32(0x7fff));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16)));
 }
+#endif
 inline float sum(F16 a) {
   const __m256 s = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
   __m128 t = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
@@ -302,6 +310,29 @@ inline F16 exp(F16 x) {
   p = mul_add(p, r, set1(1.0f));
   p = mul_add(p, r, set1(1.0f));
   return if_less(x, low, zero(), scale_pow2(p, n));
+}
+
+#if LOADPROOF_VEC != 512
+// a * 2**n for whole n <= 0: 0 below -126, where floats are no longer normal.
+inline F16 scale_down(F16 a, F16 n) {
+  const F16 low = set1(-126.0f);
+  return if_less(n, low, zero(), scale_pow2(a, max(n, low)));
+}
+#endif
+
+// 2**x for x <= 0, for softmax: within 3e-6 of the true value, relatively; exactly 0 for minus infinity.
+// Taylor polynomial of degree 5 on the fraction.
+inline F16 exp2_below(F16 x) {
+  const F16 y = max(x, set1(-200.0f));
+  const F16 n = round_even(y);
+  const F16 r = y - n;
+  F16 p = set1(1.33335581e-3f);
+  p = mul_add(p, r, set1(9.61812911e-3f));
+  p = mul_add(p, r, set1(5.55041087e-2f));
+  p = mul_add(p, r, set1(2.40226507e-1f));
+  p = mul_add(p, r, set1(6.93147181e-1f));
+  p = mul_add(p, r, set1(1.0f));
+  return scale_down(p, n);
 }
 
 // tanh(x) = 1 - 2 / (e**2x + 1); the clamp loses nothing, since tanh(10) rounds to 1.

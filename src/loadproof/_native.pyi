@@ -143,5 +143,6 @@ def sample_row(
     bias_ids: I32 | None = None,
     bias_values: F32 | None = None,
     num_logprobs: int = -1,
+    repeats: int = 1,
 ) -> tuple[int, float, int, I32, F32]: ...
 def philox(seed: int, position: int) -> tuple[int, int, int, int]: ...
