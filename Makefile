@@ -3,27 +3,30 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+TOOLS  := build/tools
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+BUILD_ENV := PYTHONPATH="$(CURDIR)/$(TOOLS)" PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH"
 MODEL  ?= smollm2-135m
-NATIVE := $(wildcard native/*.cc native/*.h native/*.txt native/isa/*)
+NATIVE := $(wildcard native/*.cc native/*.h native/*.txt native/isa/*.*)
 
 .PHONY: help install demo test lint format bench clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-$(VENV)/.tools: pyproject.toml
+# Build tools stay out of the environment that runs: they are several times its size.
+$(TOOLS)/.ready: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -q 'scikit-build-core>=1.0' 'nanobind>=2.4' 'cmake>=3.26' ninja
+	$(PIP) install -q --upgrade --target $(TOOLS) 'scikit-build-core>=1.0' 'nanobind>=2.4' 'cmake>=3.26' ninja
 	touch $@
 
 # The compiled part is rebuilt when its sources change; Python sources are used in place.
-$(VENV)/.installed: $(VENV)/.tools pyproject.toml $(NATIVE)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -q --no-build-isolation --editable .
+$(VENV)/.installed: $(TOOLS)/.ready pyproject.toml $(NATIVE)
+	$(BUILD_ENV) $(PIP) install -q --no-build-isolation --editable .
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -q --no-build-isolation --editable '.[dev]'
+	$(BUILD_ENV) $(PIP) install -q --no-build-isolation --editable '.[dev]'
 	touch $@
 
 install: $(VENV)/.installed   ## set up .venv with loadproof in it

@@ -13,6 +13,7 @@ namespace nb = nanobind;
 
 namespace loadproof {
 
+void bind_machine(nb::module_& m);
 void bind_sample(nb::module_& m);
 
 namespace {
@@ -226,6 +227,7 @@ NB_MODULE(_native, m) {
                     panel_offset);
       });
   bind_plan(m);
+  bind_machine(m);
   bind_sample(m);
 }
 
