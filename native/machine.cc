@@ -79,6 +79,10 @@ std::uint64_t read_lines(const std::uint64_t* data, std::size_t lines, std::size
 
 struct Shape {
   int rows, k, columns;
+
+  // An odd number of cache lines, so that the rows of a tile fall into different sets of the cache.
+  int a_stride() const { return (k / kChunk | 1) * kChunk; }
+  int out_stride() const { return (columns / kLanes | 1) * kLanes; }
 };
 
 // From a tile's worth to what a 2 MiB second-level cache holds, rows a multiple of kRowTile.
@@ -91,16 +95,17 @@ struct Operands {
   LinearArgs args{};
 
   explicit Operands(const Shape& s)
-      : a(product_bytes(s.rows + kRowTile, s.k, sizeof(bf16))),
+      : a(product_bytes(s.rows + kRowTile, s.a_stride(), sizeof(bf16))),
         b(product_bytes(s.columns, s.k, sizeof(bf16))),
-        c(product_bytes(s.rows + kRowTile, s.columns, sizeof(float))),
+        c(product_bytes(s.rows + kRowTile, s.out_stride(), sizeof(float))),
         scratch(scratch_bytes(kChunk, 1)) {
     args.a = a.as<bf16>();
-    args.a_stride = s.k;
+    args.a_stride = s.a_stride();
     args.weight = {b.as<bf16>(), s.columns, s.k};
     args.epilogue = Epilogue::kStore;
     args.out = c.as<float>();
-    args.out_columns = args.out_stride = s.columns;
+    args.out_columns = s.columns;
+    args.out_stride = s.out_stride();
   }
 
   // Values from 1 to 2 of every mantissa: constant operands would switch fewer gates than real ones.
