@@ -8,6 +8,8 @@ from pathlib import Path
 
 from protocol import Answer, Served, run
 
+MEMORY_SHARE = 0.3  # of the machine's, whatever its name says; the default leaves no room for other engines
+
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 
@@ -21,6 +23,7 @@ def load(peers: str) -> Served:
         max_num_seqs=64,
         max_num_batched_tokens=2048,
         enable_prefix_caching=True,
+        gpu_memory_utilization=MEMORY_SHARE,
     )
 
     def complete(prompts: list[list[int]], output_len: int) -> Answer:
