@@ -41,7 +41,8 @@ test: $(VENV)/.dev   ## set up and run the whole test suite
 lint: $(VENV)/.dev   ## ruff, mypy --strict, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy src tests
+	$(BIN)/mypy src tests bench/sampling.py
+	MYPYPATH=src:bench:bench/peers $(BIN)/mypy bench/side_by_side.py bench/peers/protocol.py bench/peers/llamacpp_driver.py bench/peers/loadproof_driver.py
 	$(BIN)/clang-format --dry-run --Werror native/*.cc native/*.h native/isa/*
 
 format: $(VENV)/.dev ## rewrite sources in the enforced style

@@ -21,10 +21,11 @@ namespace loadproof {
 
 using bf16 = std::uint16_t;
 
-constexpr int kLanes = 16;        // columns of a panel
-constexpr int kChunk = 32;        // k of one panel chunk: 32 x 16 bf16, 1 KiB
-constexpr int kSplitKeys = 512;   // keys reduced together before partial results merge
-constexpr int kRowTile = 32;      // rows of one product tile
+constexpr int kLanes = 16;       // columns of a panel
+constexpr int kChunk = 32;       // k of one panel chunk: 32 x 16 bf16, 1 KiB
+constexpr int kSplitKeys = 512;  // keys reduced together before partial results merge
+constexpr int kRowTile = 32;     // rows of one product tile
+constexpr int kMaxHeadDim = 512;
 constexpr int kMaxTileRows = 64;  // query rows of one attention tile
 
 // A weight as the kernels read it; owned by a Matrix (memory.h).

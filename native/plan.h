@@ -15,19 +15,12 @@
 #include <variant>
 #include <vector>
 
+#include "batch.h"
 #include "kernels.h"
 #include "matrix.h"
 #include "threads.h"
 
 namespace loadproof {
-
-struct PlanConfig {
-  std::string isa;
-  int num_threads;
-  int hidden_size, vocab_size;
-  int max_num_batched_tokens, max_num_seqs, max_model_len;
-  int block_size, num_blocks;
-};
 
 // The activations of a step. Residual and queries cross barriers and have a row for every token of a step;
 // the others live within a row block.
@@ -75,16 +68,6 @@ struct AttentionStep {
 
 using Step = std::variant<NormStep, LinearStep, QkvStep, AttentionStep>;
 
-// One step's rows; every span is borrowed for the call. Lengths are checked, values too.
-struct Batch {
-  std::span<const std::int32_t> token_ids;     // [T]
-  std::span<const std::int32_t> query_starts;  // [S + 1]
-  std::span<const std::int32_t> seq_lens;      // [S]
-  std::span<const std::int32_t> block_tables;  // [S * max_blocks]
-  std::span<const std::int32_t> logits_rows;   // [R]
-  int max_blocks;
-};
-
 class Plan {
  public:
   explicit Plan(const PlanConfig& config);
@@ -119,9 +102,10 @@ class Plan {
     int count() const { return end - begin; }
   };
 
+  // What a step needs of the buffers, checked and added up.
+  void measure(const LinearStep& step);
+  void measure(const QkvStep& step);
   void allocate();
-  void check(const Batch& batch) const;
-  void check_sampling(const Batch& batch, std::span<const SampleParams> params) const;
   void index_rows(const Batch& batch);
   void run_by_columns(int thread);
   void run_by_rows(int thread);

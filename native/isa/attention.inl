@@ -35,8 +35,6 @@ inline void prepare_head(const QkvArgs& args, const float* weight, int position,
   });
 }
 
-constexpr int kMaxHeadDim = 512;
-
 inline void round_head(const float* head, int d, bf16* out) {
   for_lanes(d, [&](int i, int n) { store_bf16_first(out + i, finite(load_n(head + i, n)), n); });
 }
@@ -152,25 +150,33 @@ inline void fetch(const bf16* from, int elements) {
   for (int i = 0; i < elements; i += 32) __builtin_prefetch(from + i, 0, 2);
 }
 
-constexpr int kKeysAhead = 96;  // keys are asked for this many before they are needed
+inline void fetch_keys(const KeyValues& kv, int begin, int end) {
+  for (int k = begin; k < end; k += kLanes) fetch(kv.keys(k), kv.cache.head_padded * kLanes);
+}
 
-void score_keys(const Tile& tile, const KeyValues& kv, KeyRange keys, bool fetch_ahead) {
+inline void fetch_values(const KeyValues& kv, int begin, int end) {
+  const int step = kv.cache.block_size < kChunk ? kLanes : kChunk;
+  for (int k = begin; k < end; k += step)
+    for (int j = 0; j < kv.cache.head_padded / kLanes; ++j)
+      fetch(kv.values(k) + static_cast<std::ptrdiff_t>(j) * kv.cache.block_size * kLanes, step * kLanes);
+}
+
+// What a decoding row reads after the keys at hand, so that memory never rests: while scores are computed
+// the values arrive, while values are weighed the next keys.
+struct Piece {
+  KeyValues kv;
+  KeyRange keys;
+};
+
+void score_keys(const Tile& tile, const KeyValues& kv, KeyRange keys, bool fetching) {
   const int dp = kv.cache.head_padded;
   const int step = kv.cache.block_size < kChunk ? kLanes : kChunk;
-  if (fetch_ahead)
-    for (int k = keys.begin; k < keys.begin + kKeysAhead && k < keys.end; k += kLanes)
-      fetch(kv.keys(k), dp * kLanes);
   for (int k = keys.begin; k < keys.end; k += step) {
-    if (fetch_ahead) {
-      for (int ahead = k + kKeysAhead; ahead < k + kKeysAhead + step && ahead < keys.end; ahead += kLanes)
-        fetch(kv.keys(ahead), dp * kLanes);
-      for (int j = 0; j < dp / kLanes; ++j)
-        fetch(kv.values(k) + static_cast<std::ptrdiff_t>(j) * kv.cache.block_size * kLanes, step * kLanes);
-    }
+    if (fetching) fetch_values(kv, k, k + step);
     const bf16* panel = kv.keys(k);
     const auto chunk = [=](int kc) { return panel + kc * kChunk * kLanes; };
     product(tile.q, dp, tile.rows, dp / kChunk, chunk, static_cast<std::ptrdiff_t>(dp) * kLanes,
-            step / kLanes, tile.scores + (k - keys.begin), kScoreStride, nullptr);
+            step / kLanes, tile.scores + (k - keys.begin), kScoreStride, {});
   }
 }
 
@@ -214,7 +220,7 @@ void soften(const AttentionArgs& args, const Tile& tile, int row, KeyRange keys,
   tile.part_total[row] = sum(total);
 }
 
-void weigh_values(const Tile& tile, const KeyValues& kv, KeyRange keys) {
+void weigh_values(const Tile& tile, const KeyValues& kv, KeyRange keys, const Piece* next) {
   const int dp = kv.cache.head_padded, bs = kv.cache.block_size;
   const int chunks = (keys.end - keys.begin) / kChunk;
   const bf16* at[kSplitKeys / kChunk];
@@ -233,9 +239,12 @@ void weigh_values(const Tile& tile, const KeyValues& kv, KeyRange keys) {
     }
     panel_stride = kChunk * kLanes;
   }
-  product(
-      tile.probs, kProbStride, tile.rows, chunks, [&](int kc) { return at[kc]; }, panel_stride, dp / kLanes,
-      tile.part, dp, nullptr);
+  const auto chunk = [&](int kc) {
+    const int k = next ? next->keys.begin + kc * kChunk : 0;
+    if (next && k < next->keys.end) fetch_keys(next->kv, k, k + kChunk);
+    return at[kc];
+  };
+  product(tile.probs, kProbStride, tile.rows, chunks, chunk, panel_stride, dp / kLanes, tile.part, dp, {});
 }
 
 // Folds a split's parts into what was merged before: both scaled to their common maximum. The scales of
@@ -267,34 +276,62 @@ void merge_split(const Tile& tile, int head_padded, bool first) {
   }
 }
 
-// Query tokens [row, row + tokens) of one sequence against one kv head.
-void attend_tile(const AttentionArgs& args, const BatchView& batch, int row, int tokens, int group_index,
-                 Tile tile) {
-  const int dp = args.cache.head_padded, d = args.head_dim;
-  const int group = args.num_heads / args.num_kv_heads;
-  const std::ptrdiff_t seq = batch.row_seq[row];
-  const KeyValues kv{args.cache, batch.block_tables + seq * batch.max_blocks, group_index};
-  tile.rows = tokens * group;
+// The first key that a query at position t sees.
+inline int low_key(const AttentionArgs& args, int t) {
+  return args.window > 0 && t >= args.window ? t - args.window + 1 : 0;
+}
+
+// Keys of split `split` that queries at positions first..last see between them, in whole chunks.
+inline KeyRange split_keys(const AttentionArgs& args, int split, int first, int last) {
+  const int begin = low_key(args, first) / kChunk * kChunk, start = split * kSplitKeys;
+  const int end = start + kSplitKeys <= last ? start + kSplitKeys : last + 1;
+  return {start > begin ? start : begin, (end + kChunk - 1) / kChunk * kChunk};
+}
+
+inline KeyValues keys_of(const AttentionArgs& args, const BatchView& batch, int row, int group_index) {
+  return {args.cache, batch.block_tables + static_cast<std::ptrdiff_t>(batch.row_seq[row]) * batch.max_blocks,
+          group_index};
+}
+
+// What a decoding row at `row` reads first for a kv head.
+inline Piece first_piece(const AttentionArgs& args, const BatchView& batch, int row, int group_index) {
+  const int t = batch.positions[row];
+  return {keys_of(args, batch, row, group_index), split_keys(args, low_key(args, t) / kSplitKeys, t, t)};
+}
+
+// Copies the queries of one kv head's group into the tile, a row a head, token by token.
+inline void gather_queries(const AttentionArgs& args, int row, int tokens, int group_index,
+                           const Tile& tile) {
+  const std::ptrdiff_t dp = args.cache.head_padded, group = args.num_heads / args.num_kv_heads;
   for (int t = 0; t < tokens; ++t) {
     const bf16* q =
         args.q + (static_cast<std::ptrdiff_t>(row + t) * args.num_heads + group_index * group) * dp;
-    __builtin_memcpy(tile.q + static_cast<std::ptrdiff_t>(t) * group * dp, q,
-                     static_cast<std::size_t>(group * dp) * 2);
+    __builtin_memcpy(tile.q + t * group * dp, q, static_cast<std::size_t>(group * dp) * 2);
   }
+}
+
+// Query tokens [row, row + tokens) of one sequence against one kv head. `next` is what is read after it, for
+// a single token whose own first keys were asked for already; else null.
+void attend_tile(const AttentionArgs& args, const BatchView& batch, int row, int tokens, int group_index,
+                 Tile tile, const Piece* next) {
+  const int dp = args.cache.head_padded, d = args.head_dim;
+  const int group = args.num_heads / args.num_kv_heads;
+  const KeyValues kv = keys_of(args, batch, row, group_index);
+  tile.rows = tokens * group;
+  gather_queries(args, row, tokens, group_index, tile);
   const int first = batch.positions[row], last = batch.positions[row + tokens - 1];
-  const auto low = [&](int t) { return args.window > 0 && t >= args.window ? t - args.window + 1 : 0; };
-  const int begin = low(first) / kChunk * kChunk;
-  for (int split = begin / kSplitKeys; split * kSplitKeys <= last; ++split) {
-    const int end = (split + 1) * kSplitKeys <= last ? (split + 1) * kSplitKeys : last + 1;
-    const KeyRange keys{split * kSplitKeys > begin ? split * kSplitKeys : begin,
-                        (end + kChunk - 1) / kChunk * kChunk};
+  const int first_split = low_key(args, first) / kSplitKeys;
+  for (int split = first_split; split * kSplitKeys <= last; ++split) {
+    const KeyRange keys = split_keys(args, split, first, last);
     score_keys(tile, kv, keys, tokens == 1);
     for (int r = 0; r < tile.rows; ++r) {
       const int position = batch.positions[row + r / group];
-      soften(args, tile, r, keys, low(position), position);
+      soften(args, tile, r, keys, low_key(args, position), position);
     }
-    weigh_values(tile, kv, keys);
-    merge_split(tile, dp, split == begin / kSplitKeys);
+    const bool more = (split + 1) * kSplitKeys <= last;
+    const Piece following{kv, split_keys(args, split + 1, first, last)};
+    weigh_values(tile, kv, keys, more && tokens == 1 ? &following : next);
+    merge_split(tile, dp, split == first_split);
   }
   for (int r = 0; r < tile.rows; ++r) {
     bf16* out = args.out + static_cast<std::ptrdiff_t>(row + r / group) * args.out_stride +
@@ -308,15 +345,34 @@ void attend_tile(const AttentionArgs& args, const BatchView& batch, int row, int
 
 void attention(const AttentionArgs& args, const BatchView& batch, int row_begin, int row_end, int group_begin,
                int group_end, Scratch scratch) {
-  const int group = args.num_heads / args.num_kv_heads;
-  const int most = attention_tile_rows(group) / group;
-  const Tile tile = carve(scratch, args.cache.head_padded, group);
+  const int most =
+      attention_tile_rows(args.num_heads / args.num_kv_heads) / (args.num_heads / args.num_kv_heads);
+  const Tile tile = carve(scratch, args.cache.head_padded, args.num_heads / args.num_kv_heads);
+  bool fetched = false;  // the keys at hand were asked for
   for (int row = row_begin; row < row_end;) {
     const int seq_end = batch.query_starts[batch.row_seq[row] + 1] - batch.row_offset;
     const int end = seq_end < row_end ? seq_end : row_end;
-    for (int g = group_begin; g < group_end; ++g)
-      for (int first = row; first < end; first += most)
-        attend_tile(args, batch, first, end - first < most ? end - first : most, g, tile);
+    for (int g = group_begin; g < group_end; ++g) {
+      if (end - row > 1) {
+        for (int first = row; first < end; first += most)
+          attend_tile(args, batch, first, end - first < most ? end - first : most, g, tile, nullptr);
+        fetched = false;
+        continue;
+      }
+      if (!fetched) {
+        const Piece piece = first_piece(args, batch, row, g);
+        fetch_keys(piece.kv, piece.keys.begin, piece.keys.end);
+      }
+      const int next_row = g + 1 < group_end ? row : end,
+                next_group = g + 1 < group_end ? g + 1 : group_begin;
+      fetched = next_row < row_end;
+      if (fetched) {
+        const Piece next = first_piece(args, batch, next_row, next_group);
+        attend_tile(args, batch, row, 1, g, tile, &next);
+      } else {
+        attend_tile(args, batch, row, 1, g, tile, nullptr);
+      }
+    }
     row = end;
   }
 }

@@ -23,18 +23,25 @@ inline void begin_thread() {
 }
 inline void end_thread() { _tile_release(); }
 
-// Asks for the next N chunks of memory that is read in order, a chunk a panel.
+// Asks for the N chunks that follow each other at `kc`.
 template <int N>
-inline void fetch_lines(const bf16* from, int kc) {
-  const bf16* at = from + static_cast<std::ptrdiff_t>(kc) * N * kChunk * kLanes;
+inline void fetch_chunks(const Fetch& fetch, int kc) {
+  if (!fetch.from || kc % fetch.every != fetch.phase) return;
+  const bf16* at = fetch.from + static_cast<std::ptrdiff_t>(kc) * N * kChunk * kLanes;
   for (int line = 0; line < 16 * N; ++line) __builtin_prefetch(at + line * 32, 0, 2);
+}
+
+// The same for panels from the j-th on.
+inline Fetch from_panel(const Fetch& fetch, int j, int chunks) {
+  if (!fetch.from) return fetch;
+  return {fetch.from + static_cast<std::ptrdiff_t>(j) * chunks * kChunk * kLanes, fetch.every, fetch.phase};
 }
 
 // Tiles 0..3 accumulate, 4 and 5 hold A, 6 and 7 hold B. A streams past, while the panels stay in the first
 // cache for the next rows.
 template <class ChunkOf>
 inline void tile_2x2(const bf16* a, int a_stride, int chunks, ChunkOf chunk, std::ptrdiff_t panel_stride,
-                     float* c, int c_stride, const bf16* fetch) {
+                     float* c, int c_stride, Fetch fetch) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -43,7 +50,7 @@ inline void tile_2x2(const bf16* a, int a_stride, int chunks, ChunkOf chunk, std
   const bf16* a1 = a + 16 * a_stride;
   for (int kc = 0; kc < chunks; ++kc) {
     const bf16* b = chunk(kc);
-    if (fetch) fetch_lines<2>(fetch, kc);
+    fetch_chunks<2>(fetch, kc);
     _tile_loadd(6, b, 64);
     _tile_stream_loadd(4, a + kc * kChunk, sa);
     _tile_dpbf16ps(0, 4, 6);
@@ -63,7 +70,7 @@ inline void tile_2x2(const bf16* a, int a_stride, int chunks, ChunkOf chunk, std
 // One row tile against four panels (fewer: N).
 template <int N, class ChunkOf>
 inline void tile_1xn(const bf16* a, int a_stride, int chunks, ChunkOf chunk, std::ptrdiff_t panel_stride,
-                     float* c, int c_stride, const bf16* fetch) {
+                     float* c, int c_stride, Fetch fetch) {
   _tile_zero(0);
   if constexpr (N > 1) _tile_zero(1);
   if constexpr (N > 2) _tile_zero(2);
@@ -71,7 +78,7 @@ inline void tile_1xn(const bf16* a, int a_stride, int chunks, ChunkOf chunk, std
   const std::size_t sa = sizeof(bf16) * static_cast<std::size_t>(a_stride);
   for (int kc = 0; kc < chunks; ++kc) {
     const bf16* b = chunk(kc);
-    if (fetch) fetch_lines<N>(fetch, kc);
+    fetch_chunks<N>(fetch, kc);
     _tile_loadd(4, a + kc * kChunk, sa);
     _tile_loadd(6, b, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -95,11 +102,10 @@ inline void tile_1xn(const bf16* a, int a_stride, int chunks, ChunkOf chunk, std
   if constexpr (N > 3) _tile_stored(3, c + 3 * kLanes, sc);
 }
 
-// C [rows rounded up to 16, panels * 16] = A [same rows, chunks * 32] times `panels` panels. `fetch`, where
-// not null, is memory to ask for on the way: as much as the panels hold.
+// C [rows rounded up to 16, panels * 16] = A [same rows, chunks * 32] times `panels` panels.
 template <class ChunkOf>
 inline void product(const bf16* a, int a_stride, int rows, int chunks, ChunkOf chunk,
-                    std::ptrdiff_t panel_stride, int panels, float* c, int c_stride, const bf16* fetch) {
+                    std::ptrdiff_t panel_stride, int panels, float* c, int c_stride, Fetch fetch) {
   int i = 0;
   for (; rows - i > 16; i += 32) {
     const bf16* from = a + i * a_stride;
@@ -107,14 +113,14 @@ inline void product(const bf16* a, int a_stride, int rows, int chunks, ChunkOf c
     int j = 0;
     for (; j + 2 <= panels; j += 2) {
       const auto b = [&](int kc) { return chunk(kc) + j * panel_stride; };
-      const bf16* ahead = fetch && i == 0 ? fetch + j * chunks * kChunk * kLanes : nullptr;
+      const Fetch ahead = i == 0 ? from_panel(fetch, j, chunks) : Fetch{};
       tile_2x2(from, a_stride, chunks, b, panel_stride, to + j * kLanes, c_stride, ahead);
     }
     if (j < panels) {
       const auto b = [&](int kc) { return chunk(kc) + j * panel_stride; };
       for (int half = 0; half < 32; half += 16)
         tile_1xn<1>(from + half * a_stride, a_stride, chunks, b, panel_stride,
-                    to + half * c_stride + j * kLanes, c_stride, nullptr);
+                    to + half * c_stride + j * kLanes, c_stride, {});
     }
   }
   if (i >= rows) return;
@@ -123,7 +129,7 @@ inline void product(const bf16* a, int a_stride, int rows, int chunks, ChunkOf c
   int j = 0;
   const auto strip = [&](auto n) {
     const auto b = [&](int kc) { return chunk(kc) + j * panel_stride; };
-    const bf16* ahead = fetch && i == 0 ? fetch + j * chunks * kChunk * kLanes : nullptr;
+    const Fetch ahead = i == 0 ? from_panel(fetch, j, chunks) : Fetch{};
     tile_1xn<decltype(n)::value>(from, a_stride, chunks, b, panel_stride, to + j * kLanes, c_stride, ahead);
     j += decltype(n)::value;
   };

@@ -74,16 +74,17 @@ constexpr int kTileRows = 2, kTilePanels = 2;  // F16 takes two registers of 16,
 // One register tile. chunk(kc) is the first panel's chunk of k rows 32 kc..; panels are panel_stride apart.
 template <int M, int N, class ChunkOf>
 inline void dot_tile(const bf16* a, int a_stride, int chunks, ChunkOf chunk, std::ptrdiff_t panel_stride,
-                     float* c, int c_stride, const bf16* fetch) {
+                     float* c, int c_stride, Fetch fetch) {
   F16 acc[M][N];
   for (int i = 0; i < M; ++i)
     for (int j = 0; j < N; ++j) acc[i][j] = zero();
   for (int kc = 0; kc < chunks; ++kc) {
     const bf16* b = chunk(kc);
+    const bool fetching = fetch.from && kc % fetch.every == fetch.phase;
     for (int p = 0; p < kChunk / 2; ++p) {
       for (int j = 0; j < N; ++j) {
         const bf16* at = b + j * panel_stride + p * 2 * kLanes;
-        if (fetch) __builtin_prefetch(fetch + ((kc * (kChunk / 2) + p) * N + j) * 2 * kLanes, 0, 2);
+        if (fetching) __builtin_prefetch(fetch.from + ((kc * (kChunk / 2) + p) * N + j) * 2 * kLanes, 0, 2);
         const Pairs pairs = load_pairs(at);
         for (int i = 0; i < M; ++i)
           acc[i][j] = dot_pairs(acc[i][j], a + i * a_stride + kc * kChunk + 2 * p, pairs);
@@ -96,10 +97,10 @@ inline void dot_tile(const bf16* a, int a_stride, int chunks, ChunkOf chunk, std
 
 template <int N, class ChunkOf>
 inline void dot_rows(const bf16* a, int a_stride, int rows, int chunks, ChunkOf chunk,
-                     std::ptrdiff_t panel_stride, float* c, int c_stride, const bf16* fetch) {
+                     std::ptrdiff_t panel_stride, float* c, int c_stride, Fetch fetch) {
   const auto tile = [&](auto m, int i) {
     dot_tile<decltype(m)::value, N>(a + i * a_stride, a_stride, chunks, chunk, panel_stride, c + i * c_stride,
-                                    c_stride, i == 0 ? fetch : nullptr);
+                                    c_stride, i == 0 ? fetch : Fetch{});
   };
   int i = 0;
   for (; i + kTileRows <= rows; i += kTileRows) tile(Int<kTileRows>{}, i);
@@ -124,17 +125,18 @@ inline void dot_rows(const bf16* a, int a_stride, int rows, int chunks, ChunkOf 
   }
 }
 
-// `fetch`, where not null, is memory to ask for on the way: as much as the panels hold.
 // C [rows, panels * 16] = A [rows, chunks * 32] times `panels` panels. `rows` is any number; only they are
 // read.
 template <class ChunkOf>
 inline void product(const bf16* a, int a_stride, int rows, int chunks, ChunkOf chunk,
-                    std::ptrdiff_t panel_stride, int panels, float* c, int c_stride, const bf16* fetch) {
+                    std::ptrdiff_t panel_stride, int panels, float* c, int c_stride, Fetch fetch) {
   int j = 0;
   const auto strip = [&](auto n) {
+    Fetch ahead = fetch;
+    if (fetch.from) ahead.from += j * chunks * kChunk * kLanes;
     const auto from = [&, j](int kc) { return chunk(kc) + j * panel_stride; };
     dot_rows<decltype(n)::value>(a, a_stride, rows, chunks, from, panel_stride, c + j * kLanes, c_stride,
-                                 fetch ? fetch + j * chunks * kChunk * kLanes : nullptr);
+                                 ahead);
     j += decltype(n)::value;
   };
   while (panels - j >= kTilePanels) strip(Int<kTilePanels>{});

@@ -117,6 +117,7 @@ void linear(const LinearArgs& args, int row_begin, int row_end, int panel_begin,
   const std::ptrdiff_t panel_stride = static_cast<std::ptrdiff_t>(args.weight.k_padded) * kLanes;
   const int chunks = args.weight.k_padded / kChunk;
   const bf16* end = args.weight.data + panel_end * panel_stride;
+  const int tiles = (row_end - row_begin + kRowTile - 1) / kRowTile;
   for (int panel = panel_begin; panel < panel_end; panel += kGroupPanels) {
     const int panels = panel_end - panel < kGroupPanels ? panel_end - panel : kGroupPanels;
     const bf16* base = args.weight.data + panel * panel_stride;
@@ -128,7 +129,7 @@ void linear(const LinearArgs& args, int row_begin, int row_end, int panel_begin,
       const int rows = row_end - row < kRowTile ? row_end - row : kRowTile;
       const bf16* a = args.a + static_cast<std::ptrdiff_t>(row) * args.a_stride;
       product(a, args.a_stride, rows, chunks, chunk, panel_stride, panels, c, c_stride,
-              row == row_begin ? fetch : nullptr);
+              Fetch{fetch, tiles, (row - row_begin) / kRowTile});
       finish_tile(args, c, c_stride, row, rows, panel, panels);
     }
   }

@@ -279,6 +279,13 @@ struct Int {
   static constexpr int value = V;
 };
 
+// Memory to ask for while a product runs, as much as its panels hold: chunks phase, phase + every, ... of it,
+// so that products of the same panels with other rows ask for the others. Null for none.
+struct Fetch {
+  const bf16* from = nullptr;
+  int every = 1, phase = 0;
+};
+
 // Lane i holds i.
 inline F16 iota() {
   alignas(64) static constexpr float lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

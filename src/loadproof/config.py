@@ -38,7 +38,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     """Token budget of a step, shared by prompts and decodes."""
     block_size: int = 32
-    """Tokens in a block of the key-value cache; a multiple of 16."""
+    """Tokens in a block of the key-value cache: 16, 32, 64, 128, 256 or a multiple of 512."""
     num_blocks_override: int | None = None
     """Blocks of the key-value cache, whatever memory they take."""
     kv_cache_memory: int | None = None
@@ -69,8 +69,10 @@ class EngineConfig:
         ):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), low, high)
-        if self.block_size % 16:
-            raise ConfigError(f"block_size must be a multiple of 16, not {self.block_size}")
+        if self.block_size not in (16, 32, 64, 128, 256) and self.block_size % 512:
+            raise ConfigError(
+                f"block_size must be 16, 32, 64, 128, 256 or a multiple of 512, not {self.block_size}"
+            )
 
     @classmethod
     def of(cls, model: str, settings: Mapping[str, Any]) -> Self:

@@ -60,7 +60,7 @@ _ENGINE: list[tuple[str, dict[str, Any]]] = [
     ("--max-model-len", {"type": int, "help": "Most tokens of a request, prompt and output."}),
     ("--max-num-seqs", {"type": int, "help": "Most sequences running at once."}),
     ("--max-num-batched-tokens", {"type": int, "help": "Token budget of a step."}),
-    ("--block-size", {"type": int, "help": "Tokens in a cache block; a multiple of 16."}),
+    ("--block-size", {"type": int, "help": "Tokens in a cache block: 16, 32, 64, 128, 256 or a multiple of 512."}),
     ("--num-blocks-override", {"type": int, "help": "Blocks of the key-value cache."}),
     (
         "--kv-cache-memory",

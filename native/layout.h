@@ -1,0 +1,34 @@
+// Sizes and strides that building and running a plan agree on.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "kernels.h"
+
+namespace loadproof {
+
+constexpr int kRowBlock = 256;       // rows that a thread takes at once when there are many
+constexpr int kRowsPerThread = 128;  // from this many a thread on, rows are divided instead of columns
+constexpr int kShareUnit = 4;        // panels: a multiple of every level's group, and of a gate and its up
+
+constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
+constexpr std::size_t size(int x) { return static_cast<std::size_t>(x); }
+
+// The share of `count` items, in units of `unit`, that part `part` of `parts` takes: [begin, end).
+inline std::pair<int, int> share(int count, int part, int parts, int unit) {
+  const std::int64_t units = (count + unit - 1) / unit;
+  const int begin = static_cast<int>(units * part / parts) * unit;
+  const int end = static_cast<int>(units * (part + 1) / parts) * unit;
+  return {std::min(begin, count), std::min(end, count)};
+}
+
+// Elements between rows of bf16 activations: whole chunks, and an odd number of cache lines, so that the rows
+// of a tile fall into different sets.
+constexpr int row_stride(int width) { return (round_up(width, kChunk) / kChunk | 1) * kChunk; }
+
+constexpr int head_padded(int head_dim) { return round_up(head_dim, kChunk); }
+
+}  // namespace loadproof

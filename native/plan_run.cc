@@ -1,0 +1,298 @@
+// Running a plan: which thread does what, and the arguments of each kernel call.
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+#include "layout.h"
+#include "plan.h"
+
+namespace loadproof {
+namespace {
+
+// Where a part's share of a weight begins.
+const bf16* share_of(const PackedMatrix& weight, int part, int parts) {
+  const std::ptrdiff_t panel = share(weight.panels(), part, parts, kShareUnit).first;
+  return weight.data + panel * weight.k_padded * kLanes;
+}
+
+}  // namespace
+
+void Plan::index_rows(const Batch& batch) {
+  for (std::size_t s = 0; s < batch.seq_lens.size(); ++s) {
+    const int begin = batch.query_starts[s], end = batch.query_starts[s + 1];
+    for (int row = begin; row < end; ++row) {
+      row_seq_[size(row)] = static_cast<std::int32_t>(s);
+      positions_[size(row)] = batch.seq_lens[s] - (end - row);
+    }
+  }
+}
+
+void Plan::run(const Batch& batch, std::span<const SampleParams> params, std::span<SampleResult> results) {
+  require(output_norm_.has_value(), "the plan has no output yet");
+  check_batch(config_, batch);
+  check_sampling(config_, batch, params);
+  require(results.size() == params.size(), "one result a logits row");
+  index_rows(batch);
+  batch_ = batch;
+  params_ = params;
+  results_ = results;
+  num_rows_ = static_cast<int>(batch.token_ids.size());
+  num_logits_ = static_cast<int>(batch.logits_rows.size());
+  const int threads = pool_.size();
+  const bool by_rows = num_rows_ >= kRowsPerThread * threads;
+  row_block_ = std::min(kRowBlock, round_up((num_rows_ + threads - 1) / threads, kRowTile));
+  for (auto& counter : counters_) counter.store(0, std::memory_order_relaxed);
+  pool_.run([&](int thread) {
+    kernels_->begin_thread();
+    if (by_rows)
+      run_by_rows(thread);
+    else
+      run_by_columns(thread);
+    run_output(thread);
+    kernels_->end_thread();
+  });
+}
+
+Plan::Rows Plan::rows_of(int begin, int end, Arena& arena) {
+  assert(end - begin <= arena.rows);
+  const BatchView view{batch_.query_starts.data(),
+                       batch_.seq_lens.data(),
+                       batch_.block_tables.data(),
+                       row_seq_.data() + begin,
+                       positions_.data() + begin,
+                       batch_.max_blocks,
+                       begin};
+  return {begin, end, &arena, view};
+}
+
+// Every step is shared by all threads.
+void Plan::run_by_columns(int thread) {
+  const int parts = pool_.size();
+  const auto [first, last] = share(num_rows_, thread, parts, 1);
+  embed_rows(first, last);
+  pool_.barrier();
+  const Rows rows = rows_of(0, num_rows_, arenas_[0]);
+  for (const Step& step : steps_) {
+    run_step(step, rows, thread, parts, thread);
+    pool_.barrier();
+  }
+}
+
+// Each segment is run for every row block by whichever thread takes it.
+void Plan::run_by_rows(int thread) {
+  for (std::size_t i = 0; i < segments_.size(); ++i) {
+    while (true) {
+      const int begin = counters_[i].fetch_add(row_block_, std::memory_order_relaxed);
+      if (begin >= num_rows_) break;
+      const int end = std::min(begin + row_block_, num_rows_);
+      if (i == 0) embed_rows(begin, end);
+      const Rows rows = rows_of(begin, end, arenas_[size(thread)]);
+      for (const Step& step : segments_[i]) run_step(step, rows, 0, 1, thread);
+    }
+    pool_.barrier();
+  }
+}
+
+void Plan::embed_rows(int begin, int end) {
+  kernels_->embed({embedding_->view(), batch_.token_ids.data(), embedding_scale_, config_.hidden_size,
+                   residual_.as<float>()},
+                  begin, end);
+}
+
+void Plan::run_output(int thread) {
+  if (num_logits_ == 0) return;
+  const int parts = pool_.size();
+  const Rows rows = rows_of(0, 0, arenas_[0]);
+  NormArgs norm = norm_args(*output_norm_, rows);
+  norm.x = residual_.as<float>();
+  norm.gather = batch_.logits_rows.data();
+  const auto [first, last] = share(num_logits_, thread, parts, 1);
+  kernels_->norm(norm, first, last);
+  pool_.barrier();
+  LinearArgs linear{};
+  linear.a = norm.out_bf16;
+  linear.a_stride = norm.out_stride;
+  linear.weight = output_weight_->view();
+  linear.epilogue = output_softcap_ > 0 ? Epilogue::kSoftcap : Epilogue::kStore;
+  linear.softcap = output_softcap_;
+  linear.out = logits_.as<float>();
+  linear.out_columns = linear.out_stride = config_.vocab_size;
+  linear.next = linear.weight.data;  // nothing follows: any memory that is there
+  const auto [panel, panel_end] = share(linear.weight.panels(), thread, parts, kShareUnit);
+  kernels_->linear(linear, 0, num_logits_, panel, panel_end, scratch(thread));
+  pool_.barrier();
+  std::byte* memory = sample_memory_.as<std::byte>() + size(thread) * sample_bytes();
+  const std::size_t keys = SampleScratch::num_keys(size(config_.vocab_size));
+  const SampleScratch scratch{reinterpret_cast<float*>(memory + keys * sizeof(std::uint64_t)),
+                              reinterpret_cast<std::uint64_t*>(memory)};
+  for (int row = thread; row < num_logits_; row += parts)
+    kernels_->sample_row(linear.out + size(row) * size(config_.vocab_size), config_.vocab_size,
+                         params_[size(row)], scratch, &results_[size(row)]);
+}
+
+// Part `part` of `parts` of a step over a row block.
+void Plan::run_step(const Step& step, const Rows& rows, int part, int parts, int thread) {
+  if (const auto* s = std::get_if<NormStep>(&step)) {
+    const auto [first, last] = share(rows.count(), part, parts, 1);
+    kernels_->norm(norm_args(*s, rows), first, last);
+  } else if (const auto* s = std::get_if<LinearStep>(&step)) {
+    LinearArgs args = linear_args(*s, rows);
+    if (parts > 1 || rows.count() < kRowsPerThread) args.next = next_weights(step, part, parts);
+    const auto [first, last] = share(args.weight.panels(), part, parts, kShareUnit);
+    kernels_->linear(args, 0, rows.count(), first, last, scratch(thread));
+  } else if (const auto* s = std::get_if<QkvStep>(&step)) {
+    // Items are (row, kv head) pairs when rows are too few to divide.
+    const QkvArgs args = qkv_args(*s, rows);
+    if (rows.count() >= parts) {
+      const auto [first, last] = share(rows.count(), part, parts, 1);
+      kernels_->qkv(args, rows.batch, first, last, 0, s->shape.num_kv_heads);
+    } else {
+      const auto [first, last] = share(s->shape.num_kv_heads, part, parts, 1);
+      kernels_->qkv(args, rows.batch, 0, rows.count(), first, last);
+    }
+  } else {
+    const auto& a = std::get<AttentionStep>(step);
+    const AttentionArgs args = attention_args(a, rows);
+    if (parts == 1) {
+      kernels_->attention(args, rows.batch, 0, rows.count(), 0, a.shape.num_kv_heads, scratch(thread));
+    } else if (rows.count() >= 4 * parts) {
+      const auto [first, last] = share(rows.count(), part, parts, 1);
+      kernels_->attention(args, rows.batch, first, last, 0, a.shape.num_kv_heads, scratch(thread));
+    } else {
+      const int items = rows.count() * a.shape.num_kv_heads;
+      for (int i = part; i < items; i += parts) {
+        const int row = i / a.shape.num_kv_heads, group = i % a.shape.num_kv_heads;
+        kernels_->attention(args, rows.batch, row, row + 1, group, group + 1, scratch(thread));
+      }
+    }
+  }
+}
+
+// Where a part's share of the weights after `step` begins.
+const bf16* Plan::next_weights(const Step& step, int part, int parts) const {
+  const Step* last = steps_.data() + steps_.size();
+  for (const Step* s = &step + 1; s < last; ++s)
+    if (const auto* linear = std::get_if<LinearStep>(s)) return share_of(linear->weight->view(), part, parts);
+  return share_of(output_weight_->view(), part, parts);
+}
+
+float* Plan::floats(Buffer buffer, const Rows& rows) const {
+  switch (buffer) {
+    case Buffer::kResidual:
+      return residual_.as<float>() + size(rows.begin) * size(config_.hidden_size);
+    case Buffer::kQkv:
+      return rows.arena->qkv.as<float>();
+    case Buffer::kProjected:
+      return rows.arena->projected.as<float>();
+    default:
+      assert(false && "not a float buffer");
+      return nullptr;
+  }
+}
+
+bf16* Plan::halves(Buffer buffer, const Rows& rows) const {
+  switch (buffer) {
+    case Buffer::kNormed:
+      return rows.arena->normed.as<bf16>();
+    case Buffer::kAttended:
+      return rows.arena->attended.as<bf16>();
+    case Buffer::kGated:
+      return rows.arena->gated.as<bf16>();
+    default:
+      assert(false && "not a bf16 buffer");
+      return nullptr;
+  }
+}
+
+NormArgs Plan::norm_args(const NormStep& step, const Rows& rows) const {
+  NormArgs args{};
+  args.x = step.from == Buffer::kNormed ? nullptr : floats(step.from, rows);
+  args.weight = step.weight.data();
+  args.eps = step.eps;
+  args.offset = step.offset;
+  args.width = config_.hidden_size;
+  args.output = step.output;
+  args.out_stride = row_stride(config_.hidden_size);
+  if (step.output == NormOutput::kBf16)
+    args.out_bf16 = halves(step.to, rows);
+  else
+    args.out = floats(step.to, rows);
+  return args;
+}
+
+LinearArgs Plan::linear_args(const LinearStep& step, const Rows& rows) const {
+  LinearArgs args{};
+  args.a = halves(step.from, rows);
+  args.weight = step.weight->view();
+  args.a_stride = step.from == Buffer::kNormed     ? row_stride(config_.hidden_size)
+                  : step.from == Buffer::kAttended ? attended_stride_
+                                                   : gated_stride_;
+  args.bias = step.bias.empty() ? nullptr : step.bias.data();
+  args.epilogue = step.epilogue;
+  args.gate = step.gate;
+  args.out_columns = step.out_columns;
+  if (step.epilogue == Epilogue::kGated) {
+    args.out_bf16 = halves(step.to, rows);
+    args.out_stride = gated_stride_;
+  } else {
+    args.out = floats(step.to, rows);
+    args.out_stride = step.to == Buffer::kQkv ? qkv_width_ : config_.hidden_size;
+  }
+  return args;
+}
+
+CacheView Plan::cache_view(const AttentionShape& shape, int layer) const {
+  const int dp = head_padded(shape.head_dim);
+  return {cache_.as<bf16>() + layer_offset_[size(layer)], block_stride_[size(layer)],
+          size(config_.block_size) * size(dp), config_.block_size, dp};
+}
+
+QkvArgs Plan::qkv_args(const QkvStep& step, const Rows& rows) const {
+  QkvArgs args{};
+  args.qkv = floats(Buffer::kQkv, rows);
+  args.qkv_stride = qkv_width_;
+  args.num_heads = step.shape.num_heads;
+  args.num_kv_heads = step.shape.num_kv_heads;
+  args.head_dim = step.shape.head_dim;
+  args.q_norm = step.q_norm.empty() ? nullptr : step.q_norm.data();
+  args.k_norm = step.k_norm.empty() ? nullptr : step.k_norm.data();
+  args.norm_eps = step.norm_eps;
+  args.norm_offset = step.norm_offset;
+  args.cos = step.rope ? step.rope->cos.data() : nullptr;
+  args.sin = step.rope ? step.rope->sin.data() : nullptr;
+  args.cache = cache_view(step.shape, step.layer);
+  args.q = queries_.as<bf16>() + size(rows.begin) * size(step.shape.num_heads) * size(args.cache.head_padded);
+  return args;
+}
+
+AttentionArgs Plan::attention_args(const AttentionStep& step, const Rows& rows) const {
+  AttentionArgs args{};
+  args.cache = cache_view(step.shape, step.layer);
+  args.q = queries_.as<bf16>() + size(rows.begin) * size(step.shape.num_heads) * size(args.cache.head_padded);
+  args.num_heads = step.shape.num_heads;
+  args.num_kv_heads = step.shape.num_kv_heads;
+  args.head_dim = step.shape.head_dim;
+  args.scale = step.scale;
+  args.softcap = step.softcap;
+  args.window = step.window;
+  args.out = rows.arena->attended.as<bf16>();
+  args.out_stride = attended_stride_;
+  return args;
+}
+
+std::size_t Plan::sample_bytes() const {
+  const std::size_t vocab = size(config_.vocab_size);
+  const std::size_t bytes = SampleScratch::num_floats(vocab) * sizeof(float) +
+                            SampleScratch::num_keys(vocab) * sizeof(std::uint64_t);
+  return (bytes + 63) / 64 * 64;
+}
+
+Scratch Plan::scratch(int thread) const {
+  return {scratch_memory_.as<std::byte>() + scratch_size_ * size(thread)};
+}
+
+std::span<const float> Plan::logits() const {
+  return {logits_.as<float>(), size(num_logits_) * size(config_.vocab_size)};
+}
+
+}  // namespace loadproof
