@@ -130,6 +130,7 @@ struct KeyRange {
 struct KeyValues {
   const CacheView& cache;
   const std::int32_t* blocks;
+  int num_blocks;  // that hold the sequence
   int group;
   const bf16* keys(int position) const {  // the 16-key panel that starts at `position`
     const bf16* planes = block(position);
@@ -139,7 +140,9 @@ struct KeyValues {
     return block(position) + cache.plane + position % cache.block_size * kLanes;
   }
   const bf16* block(int position) const {
-    const auto number = static_cast<std::size_t>(blocks[position / cache.block_size]);
+    // A 32-key chunk may reach past the last block of 16; what it reads there is hidden, so any block does.
+    const int index = position / cache.block_size < num_blocks ? position / cache.block_size : num_blocks - 1;
+    const auto number = static_cast<std::size_t>(blocks[index]);
     return cache.data + number * cache.block_stride + static_cast<std::size_t>(group) * 2 * cache.plane;
   }
 };
@@ -289,8 +292,9 @@ inline KeyRange split_keys(const AttentionArgs& args, int split, int first, int 
 }
 
 inline KeyValues keys_of(const AttentionArgs& args, const BatchView& batch, int row, int group_index) {
-  return {args.cache, batch.block_tables + static_cast<std::ptrdiff_t>(batch.row_seq[row]) * batch.max_blocks,
-          group_index};
+  const std::ptrdiff_t seq = batch.row_seq[row];
+  const int num_blocks = (batch.seq_lens[seq] + args.cache.block_size - 1) / args.cache.block_size;
+  return {args.cache, batch.block_tables + seq * batch.max_blocks, num_blocks, group_index};
 }
 
 // What a decoding row at `row` reads first for a kv head.
