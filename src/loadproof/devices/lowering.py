@@ -100,8 +100,12 @@ class _Lowering:
         self.steps: list[Step] = []
         self.residual: int | None = None  # index of the op whose value the residual stream holds
         self.normed: int | None = None  # index of the norm whose value NORMED holds
+        self.blocks: dict[
+            BufferName, int
+        ] = {}  # of ATTENDED and GATED: index of the op whose value they hold
 
     def run(self) -> LoweredGraph:
+        _require(bool(self.ops), "it is empty")
         embed, last = self.ops[0], self.ops[-1]
         _require(isinstance(embed, Embed), "a graph starts with an embedding")
         _require(isinstance(last, Logits), "a graph ends with its logits")
@@ -112,8 +116,10 @@ class _Lowering:
             match op:
                 case Attention():
                     self._attention(op)
+                    self.blocks["ATTENDED"] = index
                 case GatedMul():
                     self._gated(op)
+                    self.blocks["GATED"] = index
                 case Add():
                     self._add(index, op)
                 case _:
@@ -186,7 +192,7 @@ class _Lowering:
         norm = branch if isinstance(branch, RmsNorm) else None
         layer = self._linear(norm.x if norm else op.b)
         source: BufferName = "ATTENDED" if isinstance(self._op(layer.x), Attention) else "GATED"
-        _require(source == "ATTENDED" or isinstance(self._op(layer.x), GatedMul), "a projection of what?")
+        _require(self.blocks.get(source) == layer.x.index, "a projection does not read the latest block")
         if norm is None:
             self.steps.append(LinearStep(source, "RESIDUAL", "ADD", (layer,)))
         else:
