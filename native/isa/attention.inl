@@ -164,18 +164,17 @@ inline void fetch_values(const KeyValues& kv, int begin, int end) {
       fetch(kv.values(k) + static_cast<std::ptrdiff_t>(j) * kv.cache.block_size * kLanes, step * kLanes);
 }
 
-// What a decoding row reads after the keys at hand, so that memory never rests: while scores are computed
-// the values arrive, while values are weighed the next keys.
-struct Piece {
-  KeyValues kv;
-  KeyRange keys;
-};
+constexpr int kKeysAhead = 96;  // keys are asked for this many before they are needed
 
+// `fetching`: a decoding row, which reads its keys and values from memory. Values arrive meanwhile.
 void score_keys(const Tile& tile, const KeyValues& kv, KeyRange keys, bool fetching) {
   const int dp = kv.cache.head_padded;
   const int step = kv.cache.block_size < kChunk ? kLanes : kChunk;
   for (int k = keys.begin; k < keys.end; k += step) {
-    if (fetching) fetch_values(kv, k, k + step);
+    if (fetching) {
+      fetch_values(kv, k, k + step);
+      if (k + kKeysAhead < keys.end) fetch_keys(kv, k + kKeysAhead, k + kKeysAhead + step);
+    }
     const bf16* panel = kv.keys(k);
     const auto chunk = [=](int kc) { return panel + kc * kChunk * kLanes; };
     product(tile.q, dp, tile.rows, dp / kChunk, chunk, static_cast<std::ptrdiff_t>(dp) * kLanes,
@@ -223,7 +222,7 @@ void soften(const AttentionArgs& args, const Tile& tile, int row, KeyRange keys,
   tile.part_total[row] = sum(total);
 }
 
-void weigh_values(const Tile& tile, const KeyValues& kv, KeyRange keys, const Piece* next) {
+void weigh_values(const Tile& tile, const KeyValues& kv, KeyRange keys) {
   const int dp = kv.cache.head_padded, bs = kv.cache.block_size;
   const int chunks = (keys.end - keys.begin) / kChunk;
   const bf16* at[kSplitKeys / kChunk];
@@ -242,12 +241,8 @@ void weigh_values(const Tile& tile, const KeyValues& kv, KeyRange keys, const Pi
     }
     panel_stride = kChunk * kLanes;
   }
-  const auto chunk = [&](int kc) {
-    const int k = next ? next->keys.begin + kc * kChunk : 0;
-    if (next && k < next->keys.end) fetch_keys(next->kv, k, k + kChunk);
-    return at[kc];
-  };
-  product(tile.probs, kProbStride, tile.rows, chunks, chunk, panel_stride, dp / kLanes, tile.part, dp, {});
+  product(tile.probs, kProbStride, tile.rows, chunks, [&](int kc) { return at[kc]; }, panel_stride,
+          dp / kLanes, tile.part, dp, {});
 }
 
 // Folds a split's parts into what was merged before: both scaled to their common maximum. The scales of
@@ -291,18 +286,6 @@ inline KeyRange split_keys(const AttentionArgs& args, int split, int first, int 
   return {start > begin ? start : begin, (end + kChunk - 1) / kChunk * kChunk};
 }
 
-inline KeyValues keys_of(const AttentionArgs& args, const BatchView& batch, int row, int group_index) {
-  const std::ptrdiff_t seq = batch.row_seq[row];
-  const int num_blocks = (batch.seq_lens[seq] + args.cache.block_size - 1) / args.cache.block_size;
-  return {args.cache, batch.block_tables + seq * batch.max_blocks, num_blocks, group_index};
-}
-
-// What a decoding row at `row` reads first for a kv head.
-inline Piece first_piece(const AttentionArgs& args, const BatchView& batch, int row, int group_index) {
-  const int t = batch.positions[row];
-  return {keys_of(args, batch, row, group_index), split_keys(args, low_key(args, t) / kSplitKeys, t, t)};
-}
-
 // Copies the queries of one kv head's group into the tile, a row a head, token by token.
 inline void gather_queries(const AttentionArgs& args, int row, int tokens, int group_index,
                            const Tile& tile) {
@@ -314,13 +297,14 @@ inline void gather_queries(const AttentionArgs& args, int row, int tokens, int g
   }
 }
 
-// Query tokens [row, row + tokens) of one sequence against one kv head. `next` is what is read after it, for
-// a single token whose own first keys were asked for already; else null.
+// Query tokens [row, row + tokens) of one sequence against one kv head.
 void attend_tile(const AttentionArgs& args, const BatchView& batch, int row, int tokens, int group_index,
-                 Tile tile, const Piece* next) {
+                 Tile tile) {
   const int dp = args.cache.head_padded, d = args.head_dim;
   const int group = args.num_heads / args.num_kv_heads;
-  const KeyValues kv = keys_of(args, batch, row, group_index);
+  const std::ptrdiff_t seq = batch.row_seq[row];
+  const int num_blocks = (batch.seq_lens[seq] + args.cache.block_size - 1) / args.cache.block_size;
+  const KeyValues kv{args.cache, batch.block_tables + seq * batch.max_blocks, num_blocks, group_index};
   tile.rows = tokens * group;
   gather_queries(args, row, tokens, group_index, tile);
   const int first = batch.positions[row], last = batch.positions[row + tokens - 1];
@@ -332,9 +316,7 @@ void attend_tile(const AttentionArgs& args, const BatchView& batch, int row, int
       const int position = batch.positions[row + r / group];
       soften(args, tile, r, keys, low_key(args, position), position);
     }
-    const bool more = (split + 1) * kSplitKeys <= last;
-    const Piece following{kv, split_keys(args, split + 1, first, last)};
-    weigh_values(tile, kv, keys, more && tokens == 1 ? &following : next);
+    weigh_values(tile, kv, keys);
     merge_split(tile, dp, split == first_split);
   }
   for (int r = 0; r < tile.rows; ++r) {
@@ -349,34 +331,15 @@ void attend_tile(const AttentionArgs& args, const BatchView& batch, int row, int
 
 void attention(const AttentionArgs& args, const BatchView& batch, int row_begin, int row_end, int group_begin,
                int group_end, Scratch scratch) {
-  const int most =
-      attention_tile_rows(args.num_heads / args.num_kv_heads) / (args.num_heads / args.num_kv_heads);
-  const Tile tile = carve(scratch, args.cache.head_padded, args.num_heads / args.num_kv_heads);
-  bool fetched = false;  // the keys at hand were asked for
+  const int group = args.num_heads / args.num_kv_heads;
+  const int most = attention_tile_rows(group) / group;
+  const Tile tile = carve(scratch, args.cache.head_padded, group);
   for (int row = row_begin; row < row_end;) {
     const int seq_end = batch.query_starts[batch.row_seq[row] + 1] - batch.row_offset;
     const int end = seq_end < row_end ? seq_end : row_end;
-    for (int g = group_begin; g < group_end; ++g) {
-      if (end - row > 1) {
-        for (int first = row; first < end; first += most)
-          attend_tile(args, batch, first, end - first < most ? end - first : most, g, tile, nullptr);
-        fetched = false;
-        continue;
-      }
-      if (!fetched) {
-        const Piece piece = first_piece(args, batch, row, g);
-        fetch_keys(piece.kv, piece.keys.begin, piece.keys.end);
-      }
-      const int next_row = g + 1 < group_end ? row : end,
-                next_group = g + 1 < group_end ? g + 1 : group_begin;
-      fetched = next_row < row_end;
-      if (fetched) {
-        const Piece next = first_piece(args, batch, next_row, next_group);
-        attend_tile(args, batch, row, 1, g, tile, &next);
-      } else {
-        attend_tile(args, batch, row, 1, g, tile, nullptr);
-      }
-    }
+    for (int g = group_begin; g < group_end; ++g)
+      for (int first = row; first < end; first += most)
+        attend_tile(args, batch, first, end - first < most ? end - first : most, g, tile);
     row = end;
   }
 }
