@@ -57,8 +57,11 @@ inline F16 scale_pow2(F16 a, F16 n) {
   const __m512i e = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
   return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(e))};
 }
-// The same for any whole n: 0 where the result is too small for a float.
-inline F16 scale_down(F16 a, F16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+// a * 2**n for whole n <= 0 where x is at least `least`, else 0. Lanes left out cost nothing, where an
+// underflow would cost a hundred cycles.
+inline F16 scale_down(F16 a, F16 n, F16 x, float least) {
+  return {_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(least), _CMP_GE_OQ), a.v, n.v)};
+}
 inline F16 load_bf16(const bf16* p) {
   const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
@@ -320,17 +323,21 @@ inline F16 exp(F16 x) {
 }
 
 #if LOADPROOF_VEC != 512
-// a * 2**n for whole n <= 0: 0 below -126, where floats are no longer normal.
-inline F16 scale_down(F16 a, F16 n) {
-  const F16 low = set1(-126.0f);
-  return if_less(n, low, zero(), scale_pow2(a, max(n, low)));
+// a * 2**n for whole n <= 0 where x is at least `least`, else 0.
+inline F16 scale_down(F16 a, F16 n, F16 x, float least) {
+  return if_less(x, set1(least), zero(), scale_pow2(a, max(n, set1(least))));
 }
 #endif
 
-// 2**x for x <= 0, for softmax: within 3e-6 of the true value, relatively; exactly 0 for minus infinity.
-// Taylor polynomial of degree 5 on the fraction.
+// 2**x for x <= 0, for softmax: within 3e-6 of the true value, relatively; exactly 0 below -125, minus
+// infinity included. Taylor polynomial of degree 5 on the fraction.
 inline F16 exp2_below(F16 x) {
-  const F16 y = max(x, set1(-200.0f));
+  constexpr float least = -125.0f;  // results stay normal
+#if LOADPROOF_VEC == 512
+  const F16 y = x;
+#else
+  const F16 y = max(x, set1(least));
+#endif
   const F16 n = round_even(y);
   const F16 r = y - n;
   F16 p = set1(1.33335581e-3f);
@@ -339,7 +346,7 @@ inline F16 exp2_below(F16 x) {
   p = mul_add(p, r, set1(2.40226507e-1f));
   p = mul_add(p, r, set1(6.93147181e-1f));
   p = mul_add(p, r, set1(1.0f));
-  return scale_down(p, n);
+  return scale_down(p, n, x, least);
 }
 
 // tanh(x) = 1 - 2 / (e**2x + 1); the clamp loses nothing, since tanh(10) rounds to 1.
