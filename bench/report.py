@@ -97,11 +97,16 @@ def _cells(found: Mapping[str, Any], engines: Sequence[str]) -> list[str]:
     floor = found.get("floor")
     cells = [_title(found), _floors(found, plain)]
     for name in engines:
+        if name not in found["engines"]:
+            cells.append("")
+            continue
         engine = found["engines"][name]
         share = f"{engine['share_of_floor']:.0%} of the floor" if floor else ""
         cells.append("\n".join(line for line in (_spread(engine, plain), share) if line))
     ratios = found.get("ratios", {})
-    cells.extend(_spread(ratios[name], lambda v: f"{v:.2f}x") for name in engines if name in ratios)
+    for name in engines:
+        if name != OURS and OURS in engines:
+            cells.append(_spread(ratios[name], lambda v: f"{v:.2f}x") if name in ratios else "")
     return cells
 
 

@@ -56,8 +56,11 @@ Runs = dict[str, dict[str, list[float]]]  # seconds by workload and engine, one 
 class Comparison:
     """Loaded engines and the times they took so far."""
 
-    def __init__(self, engines: Sequence[Engine], graph: Graph, console: Console) -> None:
+    def __init__(
+        self, engines: Sequence[Engine], graph: Graph, console: Console, skipped: frozenset[str] = frozenset()
+    ) -> None:
         self.engines = engines
+        self.skipped = skipped  # "engine:workload" pairs that are not run
         self.vocab_size = graph.vocab_size
         self.cost = floors.count(graph)
         self.rates = floors.Rates(0.0, 0.0, 0.0)
@@ -85,14 +88,14 @@ class Comparison:
         for place, workload in enumerate(workloads):
             # Equal seeds would make one workload's prompts the beginnings of another's.
             prompts = random_prompts(workload, self.vocab_size, 1 + index * len(workloads) + place)
-            for engine in _rotated(self.working, index):
+            for engine in _rotated(self.running(workload.name), index):
                 worker = workers[engine.name]
                 self._measure(
                     index, workload.name, engine, partial(worker.seconds, prompts, workload.output_len)
                 )
 
     def _starts(self, index: int) -> None:
-        for engine in _rotated(self.working, index):
+        for engine in _rotated(self.running(START), index):
             self._measure(index, START, engine, partial(first_token_seconds, engine))
 
     def _measure(self, index: int, workload: str, engine: Engine, seconds: Callable[[], float]) -> None:
@@ -118,7 +121,7 @@ class Comparison:
         """Every workload's times, engines in their own order, with its floor."""
         found = []
         for name, runs in self.runs.items():
-            seconds = {engine.name: runs[engine.name] for engine in self.working}
+            seconds = {engine.name: runs[engine.name] for engine in self.running(name)}
             workload = next((w for w in workloads if w.name == name), None)
             if workload is None:
                 found.append(Row(None, None, None, seconds))
@@ -132,6 +135,10 @@ class Comparison:
     def working(self) -> list[Engine]:
         """Engines that have not failed."""
         return [engine for engine in self.engines if engine.name not in self.failures]
+
+    def running(self, workload: str) -> list[Engine]:
+        """Working engines that are to run a workload."""
+        return [e for e in self.working if f"{e.name}:{workload}" not in self.skipped]
 
 
 def _rotated(items: Sequence[T], by: int) -> list[T]:
@@ -195,14 +202,30 @@ def wanted_engines(model: str, peers: Path, names: Sequence[str], console: Conso
     multiple=True,
     help="Some workloads only.",
 )
+@click.option(
+    "--skip",
+    "skipped",
+    multiple=True,
+    metavar="ENGINE:WORKLOAD",
+    help="Leave a peer out of a workload that it takes long for.",
+)
 @click.option("--json", "path", type=click.Path(dir_okay=False, writable=True, path_type=Path))
 def main(
-    peers: Path, model: str, rounds: int, names: tuple[str, ...], chosen: tuple[str, ...], path: Path | None
+    peers: Path,
+    model: str,
+    rounds: int,
+    names: tuple[str, ...],
+    chosen: tuple[str, ...],
+    skipped: tuple[str, ...],
+    path: Path | None,
 ) -> None:
     console = Console(stderr=True)
+    possible = {f"{peer}:{name}" for peer in NAMES[1:] for name in (START, *(w.name for w in WORKLOADS))}
+    if unknown := set(skipped) - possible:
+        raise click.UsageError(f"nothing to skip is called {', '.join(sorted(unknown))}")
     engines = wanted_engines(model, peers.resolve(), names, console)
     workloads = [workload for workload in WORKLOADS if not chosen or workload.name in chosen]
-    comparison = Comparison(engines, load_graph(model), console)
+    comparison = Comparison(engines, load_graph(model), console, frozenset(skipped))
     try:
         comparison.run(workloads, rounds, start=not chosen or START in chosen)
     except EngineError as error:
