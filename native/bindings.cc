@@ -132,6 +132,9 @@ AttentionShape shape_of(int num_heads, int num_kv_heads, int head_dim) {
   return {num_heads, num_kv_heads, head_dim};
 }
 
+// An array of another type is refused: converting it would cut numbers to fit.
+auto exact(const char* name) { return nb::arg(name).noconvert(); }
+
 void bind_plan(nb::module_& m) {
   nb::enum_<Buffer>(m, "Buffer")
       .value("RESIDUAL", Buffer::kResidual)
@@ -196,7 +199,12 @@ void bind_plan(nb::module_& m) {
                  {Buffer::kResidual, Buffer::kNormed, NormOutput::kBf16, copy_of(norm_weight), eps, offset},
                  std::move(weight), softcap);
            })
-      .def("run", &run)
+      .def("run", &run, exact("token_ids"), exact("query_starts"), exact("seq_lens"), exact("block_tables"),
+           exact("logits_rows"), exact("temperature"), exact("top_k"), exact("top_p"), exact("min_p"),
+           exact("repetition_penalty"), exact("presence_penalty"), exact("frequency_penalty"), exact("seeds"),
+           exact("positions"), exact("history"), exact("history_starts"), exact("num_prompt"),
+           exact("bias_ids"), exact("bias_values"), exact("bias_starts"), exact("num_logprobs"),
+           nb::arg("return_logits"))
       .def_prop_ro("cache_bytes", &Plan::cache_bytes);
 }
 

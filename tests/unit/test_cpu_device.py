@@ -155,7 +155,6 @@ def test_wrong_types_are_refused(shared: CpuDevice, answer: F32, name: str) -> N
     assert first_difference(logits_of(shared), answer) is None
 
 
-@pytest.mark.xfail(reason="the bindings convert arrays of another type", raises=pytest.fail.Exception)
 @pytest.mark.parametrize(
     "fields",
     [
