@@ -9,7 +9,7 @@ BUILD_ENV := PYTHONPATH="$(CURDIR)/$(TOOLS)" PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH
 MODEL  ?= smollm2-135m
 NATIVE := $(wildcard native/*.cc native/*.h native/*.txt native/isa/*.*)
 
-.PHONY: help install demo test lint format bench clean
+.PHONY: help install demo test exactness lint format bench clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -37,6 +37,9 @@ demo: install    ## fetch the default model and print a chat answer from it
 test: $(VENV)/.dev   ## set up and run the whole test suite
 	$(BIN)/loadproof pull $(MODEL)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+exactness: $(VENV)/.dev   ## the whole exactness matrix at every instruction-set level (long: the portable one is slow)
+	LOADPROOF_EXACTNESS=full $(BIN)/python -m pytest tests/exactness $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev   ## ruff, mypy --strict, clang-format
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -79,7 +80,8 @@ class Plan {
   void set_output(NormStep norm, std::shared_ptr<const Matrix> weight, float softcap);
 
   // Runs the batch and samples one token for each of its logits rows: `params` and `results` have R entries.
-  // No allocation. Throws std::invalid_argument for a malformed batch, before anything is written.
+  // No allocation. Throws std::invalid_argument for a malformed batch, before anything is written, and
+  // std::runtime_error while another thread's step runs.
   void run(const Batch& batch, std::span<const SampleParams> params, std::span<SampleResult> results);
 
   // Raw logits of the last run: [R, vocab_size].
@@ -150,6 +152,7 @@ class Plan {
   std::vector<std::atomic<int>> counters_;       // rows taken, by segment
 
   // The step being run.
+  std::mutex running_;
   Batch batch_{};
   std::span<const SampleParams> params_;
   std::span<SampleResult> results_;

@@ -33,14 +33,22 @@ void await_change(const std::atomic<std::uint32_t>& word, std::uint32_t seen, in
 
 ThreadPool::ThreadPool(int count) : size_(count) {
   assert(count >= 1);
-  for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { loop(i); });
+  try {
+    for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { loop(i); });
+  } catch (...) {  // no room for another thread: those that run must end before the exception leaves
+    join();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { join(); }
+
+void ThreadPool::join() {
   stop_ = true;
   region_.fetch_add(1, std::memory_order_release);
   region_.notify_all();
   for (std::thread& worker : workers_) worker.join();
+  workers_.clear();
 }
 
 void ThreadPool::loop(int thread) {

@@ -13,6 +13,7 @@ namespace loadproof {
 // time. The pool owns its threads and joins them when destroyed.
 class ThreadPool {
  public:
+  // Throws std::system_error where the system gives no more threads.
   explicit ThreadPool(int count);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -29,6 +30,7 @@ class ThreadPool {
 
  private:
   void loop(int thread);
+  void join();
 
   const int size_;
   std::vector<std::thread> workers_;

@@ -82,7 +82,7 @@ class CpuDevice:
             limits.block_size,
             limits.num_blocks,
         )
-        _PlanBuilder(plan, tensors, limits.max_model_len).build(lowered)
+        _PlanBuilder(plan, tensors, limits.max_model_len, self.num_threads).build(lowered)
         self._plan: _native.Plan | None = plan
 
     @property
@@ -152,10 +152,13 @@ def _fingerprint(tensors: TensorSource, isa: str) -> str:
 class _PlanBuilder:
     """Fills one plan; packing a tensor is a task, so that reading and packing use every core."""
 
-    def __init__(self, plan: _native.Plan, tensors: TensorSource, max_model_len: int) -> None:
+    def __init__(
+        self, plan: _native.Plan, tensors: TensorSource, max_model_len: int, num_threads: int
+    ) -> None:
         self.plan = plan
         self.tensors = tensors
         self.max_model_len = max_model_len
+        self.num_threads = num_threads
         self.tasks: list[Callable[[], None]] = []
         self.ropes: dict[RopeSpec, _native.RopeTable] = {}
 
@@ -181,7 +184,7 @@ class _PlanBuilder:
         self._run_tasks()
 
     def _run_tasks(self) -> None:
-        with ThreadPoolExecutor(default_num_threads()) as pool:
+        with ThreadPoolExecutor(self.num_threads) as pool:
             for done in [pool.submit(task) for task in self.tasks]:
                 done.result()
 
