@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from loadproof.config import EngineConfig
+from loadproof.engine.admission import RequestError
 from loadproof.engine.engine import Engine, LogitsHook
 from loadproof.engine.loader import load_model
 from loadproof.engine.output import CompletionDelta, RequestOutput
@@ -37,7 +38,8 @@ class LLM:
 
     ``model`` is a directory, a ``.gguf`` file, a hub id or an alias; ``settings`` are the fields of
     :class:`~loadproof.config.EngineConfig`. Raises a ``ValueError`` subclass for a model or a setting that
-    can't be used. Call it from one thread; use it as a context manager, or call :meth:`close`.
+    can't be used. Use it as a context manager, or call :meth:`close`. Several threads may call it: their
+    requests are computed together, and what each gets is what it would get alone.
     """
 
     def __init__(self, model: str | os.PathLike[str], **settings: Any) -> None:
@@ -126,11 +128,11 @@ class LLM:
         unfinished = params.n
         try:
             while unfinished:
-                self.engine.step()
-                while deltas:
-                    delta = deltas.popleft()
-                    unfinished -= delta.finish_reason is not None
-                    yield delta
+                self._step_until(lambda: bool(deltas))
+                delta = deltas.popleft()
+                unfinished -= delta.finish_reason is not None
+                yield delta
+                self._check_open(delta.finish_reason)
         finally:
             self.engine.abort_request(request_id)
 
@@ -138,7 +140,8 @@ class LLM:
         """Have ``hook(request_id, index, position, logits)`` called for each token that is sampled.
 
         ``logits`` is the raw float32 row ``[vocab_size]`` and ``position`` the sampled token's. For
-        exactness tests and tools: it costs a copy of the logits. None removes the hook.
+        exactness tests and tools: it costs a copy of the logits. None removes the hook. An error in it ends
+        the call whose step it was; the hook itself may neither generate nor close.
         """
         self.engine.on_logits = hook
 
@@ -147,7 +150,10 @@ class LLM:
         return self.engine.stats()
 
     def close(self) -> None:
-        """Free the model's memory and threads; safe to call again."""
+        """Free the model's memory and threads; safe to call again.
+
+        Calls that other threads are making end with ``ValueError``.
+        """
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -162,17 +168,32 @@ class LLM:
         try:
             with progress_bar(len(prompts), show=use_tqdm) as progress:
                 receive = _receiver(outputs, progress)
-                for prompt, one in zip(prompts, self._params(params, len(prompts)), strict=True):
-                    request_ids.append(
-                        self.engine.add_request(prompt.token_ids, one, prompt=prompt.text, on_output=receive)
-                    )
-                while len(outputs) < len(request_ids):
-                    self.engine.step()
+                with self.engine.exclusive():  # no step of another thread's before all are known to be served
+                    for prompt, one in zip(prompts, self._params(params, len(prompts)), strict=True):
+                        request_ids.append(
+                            self.engine.add_request(
+                                prompt.token_ids, one, prompt=prompt.text, on_output=receive
+                            )
+                        )
+                self._step_until(lambda: len(outputs) == len(request_ids))
+            for output in outputs.values():
+                self._check_open(*(completion.finish_reason for completion in output.outputs))
             return [outputs[request_id] for request_id in request_ids]
         finally:
             # After an error or an interrupt nothing of this call stays behind.
             for request_id in request_ids:
                 self.engine.abort_request(request_id)
+
+    def _step_until(self, done: Callable[[], bool]) -> None:
+        """Move all requests on until ``done``, which the steps of other threads may bring about too."""
+        while not done():
+            with self.engine.exclusive():
+                if not done():
+                    self.engine.step()
+
+    def _check_open(self, *finish_reasons: str | None) -> None:
+        if self.engine.closed and "abort" in finish_reasons:
+            raise RequestError("the model was closed while this call was being served")
 
     def _params(self, params: Params, count: int) -> Sequence[SamplingParams]:
         if params is None:

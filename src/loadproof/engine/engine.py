@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loadproof.engine.admission import Door, RequestError
 from loadproof.engine.completion import Completion
+from loadproof.engine.lock import FairLock
 from loadproof.engine.output import CompletionDelta, RequestOutput
 from loadproof.engine.request import Request
 from loadproof.engine.runner import Runner
@@ -43,11 +45,13 @@ class _Group:
 
 
 class Engine:
-    """Serves any number of requests on one device; one thread calls it.
+    """Serves any number of requests on one device; any number of threads may call it.
 
-    Owns the device from construction to :meth:`close`. ``on_logits``, where set, is called with (request
-    id, completion index, position of the sampled token, raw logits ``[vocab_size]``) for every token: a
-    hook for exactness tests and tools.
+    Owns the device from construction to :meth:`close`. Listeners are called by whichever thread makes the
+    step, holding the engine's lock; they may add and abort requests, but neither step nor close.
+    ``on_logits``, where set, is called with (request id, completion index, position of the sampled token,
+    raw logits ``[vocab_size]``) for every token, before anybody sees that: a hook for exactness tests and
+    tools.
     """
 
     def __init__(
@@ -64,6 +68,8 @@ class Engine:
         self._runner = Runner(device)
         self._seeds = SeedSource(seed)
         self._groups: dict[str, _Group] = {}
+        self._lock = FairLock()
+        self._stepping = False
         self._closed = False
         self._counters = dict.fromkeys(
             (
@@ -76,6 +82,15 @@ class Engine:
             ),
             0,
         )
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Keep other threads out of the engine for several calls."""
+        return self._lock.held()
 
     def add_request(
         self,
@@ -92,10 +107,22 @@ class Engine:
         Within later steps ``on_delta`` gets each new token of each completion, and ``on_output`` the whole
         when all have finished or the request was aborted.
         """
-        if self._closed:
-            raise RequestError("the engine is closed")
         ids = self._door.check_prompt(prompt_token_ids)
         self._door.check_params(params)
+        with self._lock.held():
+            return self._add(ids, params, prompt, request_id, on_delta, on_output)
+
+    def _add(
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        prompt: str | None,
+        request_id: str | None,
+        on_delta: Callable[[CompletionDelta], None] | None,
+        on_output: Callable[[RequestOutput], None] | None,
+    ) -> str:
+        if self._closed:
+            raise RequestError("the engine is closed")
         name = str(self._counters["num_requests"]) if request_id is None else request_id
         if name in self._groups:
             raise RequestError(f"request id {name!r} is in use")
@@ -109,6 +136,10 @@ class Engine:
 
     def abort_request(self, request_id: str) -> bool:
         """End a request and free what it holds; its listener gets what there is. False if it is unknown."""
+        with self._lock.held():
+            return self._abort(request_id)
+
+    def _abort(self, request_id: str) -> bool:
         group = self._groups.get(request_id)
         if group is None:
             return False
@@ -123,10 +154,24 @@ class Engine:
 
     def has_unfinished(self) -> bool:
         """Whether another step has work."""
-        return self._scheduler.has_unfinished()
+        with self._lock.held():
+            return self._scheduler.has_unfinished()
 
     def step(self) -> None:
-        """Move every request on as far as one step's token budget goes. Does nothing without requests."""
+        """Move every request on as far as one step's token budget goes. Does nothing without requests.
+
+        Raises :class:`RequestError` where a listener calls it: the step that called that is not over.
+        """
+        with self._lock.held():
+            if self._stepping:
+                raise RequestError("no step, and so no generate, from within a step's own callback")
+            self._stepping = True
+            try:
+                self._step()
+            finally:
+                self._stepping = False
+
+    def _step(self) -> None:
         if not self._scheduler.has_unfinished():
             return
         chunks = self._scheduler.schedule()
@@ -138,23 +183,31 @@ class Engine:
     def stats(self) -> dict[str, int]:
         """Counters since the start, and what is running now."""
         scheduler = self._scheduler
-        return {
-            **self._counters,
-            "num_running": len(scheduler.running),
-            "num_waiting": len(scheduler.waiting),
-            "num_sat_out_steps": scheduler.num_sat_out_steps,
-            "num_blocks": scheduler.pool.num_blocks,
-            "num_free_blocks": scheduler.pool.num_free_blocks,
-        }
+        with self._lock.held():
+            return {
+                **self._counters,
+                "num_running": len(scheduler.running),
+                "num_waiting": len(scheduler.waiting),
+                "num_sat_out_steps": scheduler.num_sat_out_steps,
+                "num_blocks": scheduler.pool.num_blocks,
+                "num_free_blocks": scheduler.pool.num_free_blocks,
+            }
 
     def close(self) -> None:
-        """Abort every request and close the device; safe to call again."""
-        if self._closed:
-            return
-        self._closed = True
-        for request_id in list(self._groups):
-            self.abort_request(request_id)
-        self.device.close()
+        """Abort every request and close the device; safe to call again.
+
+        Waits for a step that another thread is making. Raises :class:`RequestError` where a listener calls
+        it within a step.
+        """
+        with self._lock.held():
+            if self._closed:
+                return
+            if self._stepping:
+                raise RequestError("the engine cannot be closed from within a step's own callback")
+            self._closed = True
+            for request_id in list(self._groups):
+                self._abort(request_id)
+            self.device.close()
 
     def _requests(self, name: str, ids: list[int], params: SamplingParams) -> list[Request]:
         seed = self._seeds.next() if params.seed is None else params.seed
@@ -169,12 +222,24 @@ class Engine:
         row = 0
         for chunk in chunks:
             this, row = row, row + chunk.samples
+            if chunk.samples:
+                self._show_logits(chunk.request, result, this)
             if chunk.request.finished:  # a listener aborted it within this very step
                 continue
-            self._count(chunk)
-            self._scheduler.advance(chunk, token_ids[this] if chunk.samples else None)
-            if chunk.samples:
-                self._show(chunk.request, result, this)
+            try:
+                self._count(chunk)
+                self._scheduler.advance(chunk, token_ids[this] if chunk.samples else None)
+                if chunk.samples:
+                    self._show(chunk.request, result, this)
+            except BaseException:
+                # Half brought up to date, it must not go on: another thread may be waiting for it.
+                self._abort(chunk.request.request_id)
+                raise
+
+    def _show_logits(self, request: Request, result: StepResult, row: int) -> None:
+        # Before the request moves on: where the hook fails, the next step computes the same row again.
+        if self.on_logits is not None and result.logits is not None and not request.finished:
+            self.on_logits(request.request_id, request.index, request.num_tokens, result.logits[row])
 
     def _count(self, chunk: Chunk) -> None:
         request = chunk.request
@@ -185,9 +250,6 @@ class Engine:
 
     def _show(self, request: Request, result: StepResult, row: int) -> None:
         """Hand a request's new token, row ``row`` of the result, to its completion and its listener."""
-        if self.on_logits is not None and result.logits is not None:
-            position = request.num_tokens - 1
-            self.on_logits(request.request_id, request.index, position, result.logits[row])
         group = self._groups[request.request_id]
         completion = group.completions[request.index]
         text, finish = completion.push(result.logprobs[row])

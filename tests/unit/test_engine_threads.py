@@ -1,0 +1,188 @@
+"""One model used by several threads at once: each gets what it would get alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.fake_device import FakeDevice, fake_loader
+from tests.tiny_models import write_model
+
+from loadproof import LLM, SamplingParams
+from loadproof.devices.device import StepBatch, StepResult
+from loadproof.engine.admission import RequestError
+from loadproof.engine.lock import FairLock
+
+NUM_THREADS = 4
+ROUNDS = 5
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
+    monkeypatch.setattr("loadproof.llm.load_model", fake_loader())
+    with LLM("fake") as llm:
+        yield llm
+
+
+@pytest.fixture
+def native(tmp_path: Path) -> Iterator[LLM]:
+    directory = write_model(tmp_path / "llama", "llama")
+    with LLM(directory, num_blocks_override=64, num_threads=2, max_num_batched_tokens=32) as llm:
+        yield llm
+
+
+def _generate(llm: LLM, thread: int, turn: int) -> list[list[int]]:
+    prompts = [[thread + 1, turn + 1, *range(2, 5 + 7 * place)] for place in range(3)]
+    params = SamplingParams(seed=10 * thread + turn, max_tokens=12 + thread, ignore_eos=True)
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+
+
+def _stream(llm: LLM, thread: int, turn: int) -> list[list[int]]:
+    params = SamplingParams(seed=thread, n=2, max_tokens=10 + turn, ignore_eos=True)
+    pieces: list[list[int]] = [[], []]
+    for delta in llm.stream([thread + 1, turn + 2], params):
+        pieces[delta.index] += delta.token_ids
+    return pieces
+
+
+def _chat(llm: LLM, thread: int, turn: int) -> list[list[int]]:
+    messages = [{"role": "user", "content": f"tea for {thread} at {turn}"}]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    return [output.outputs[0].token_ids for output in llm.chat(messages, params)]
+
+
+CALLS: tuple[Callable[[LLM, int, int], list[list[int]]], ...] = (_generate, _stream, _chat, _generate)
+
+
+@pytest.mark.parametrize("model", ["fake", "native"])
+def test_each_thread_gets_what_it_gets_alone(model: str, request: pytest.FixtureRequest) -> None:
+    llm: LLM = request.getfixturevalue(model)
+
+    def use(thread: int) -> list[list[list[int]]]:
+        return [CALLS[(thread + turn) % len(CALLS)](llm, thread, turn) for turn in range(ROUNDS)]
+
+    alone = [use(thread) for thread in range(NUM_THREADS)]
+    steps_alone = llm.stats()["num_steps"]
+    start = threading.Barrier(NUM_THREADS)
+
+    def together(thread: int) -> list[list[list[int]]]:
+        start.wait(PATIENCE)
+        return use(thread)
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        assert list(pool.map(together, range(NUM_THREADS), timeout=PATIENCE)) == alone
+    stats = llm.stats()
+    assert stats["num_free_blocks"] == stats["num_blocks"]
+    assert stats["num_aborted"] == 0
+    # They shared steps: the engine let a newcomer in while another thread was generating.
+    assert stats["num_steps"] < 2 * steps_alone
+
+
+class _Gated(FakeDevice):
+    """Lets a test wait until a step is being computed, and holds that up until told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.computing = threading.Event()
+        self.go_on = threading.Event()
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        self.computing.set()
+        assert self.go_on.wait(PATIENCE)
+        return super().execute(batch)
+
+
+@pytest.fixture
+def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LLM, _Gated]]:
+    device = _Gated()
+    monkeypatch.setattr("tests.fake_device.FakeDevice", lambda limits: device)
+    monkeypatch.setattr("loadproof.llm.load_model", fake_loader())
+    with LLM("fake") as llm:
+        yield llm, device
+        device.go_on.set()
+
+
+LONG = SamplingParams(max_tokens=100, ignore_eos=True, seed=1)
+
+
+def test_closing_ends_what_other_threads_are_doing(gated: tuple[LLM, _Gated]) -> None:
+    llm, device = gated
+    with ThreadPoolExecutor(3) as pool:
+        generating = pool.submit(llm.generate, [[1], [2]], LONG)
+        assert device.computing.wait(PATIENCE)
+        closing = pool.submit(llm.close)
+        while not llm.engine._lock._turnstile.locked():
+            pass
+        device.go_on.set()
+        closing.result(PATIENCE)
+        with pytest.raises(RequestError, match="closed while this call was being served"):
+            generating.result(PATIENCE)
+    assert device.closed
+    with pytest.raises(RequestError, match="the engine is closed"):
+        llm.generate([[1]], LONG)
+
+
+def test_closing_ends_a_stream_with_an_error(gated: tuple[LLM, _Gated]) -> None:
+    llm, device = gated
+    device.go_on.set()
+    stream = llm.stream([1], LONG)
+    next(stream)
+    llm.close()
+    with pytest.raises(RequestError, match="closed while"):
+        list(stream)
+
+
+def test_a_hook_may_neither_close_nor_generate(gated: tuple[LLM, _Gated]) -> None:
+    llm, device = gated
+    device.go_on.set()
+    expected = llm.generate([1], LONG)[0].outputs
+    for act, message in ((llm.close, "cannot be closed"), (lambda: llm.generate([2], LONG), "no generate")):
+        llm.on_logits(lambda *_, act=act: act())
+        with pytest.raises(RequestError, match=message):
+            llm.generate([1], LONG)
+        llm.on_logits(None)
+        assert llm.generate([1], LONG)[0].outputs == expected
+    assert llm.stats()["num_running"] == 0
+
+
+def test_a_failing_hook_leaves_the_requests_of_others_whole(native: LLM) -> None:
+    llm = native
+    expected = llm.generate([1, 2], LONG)[0].outputs
+    stream = llm.stream([1, 2], LONG)
+    pieces = [next(stream)]
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the hook failed")
+
+    llm.on_logits(fail)
+    with pytest.raises(RuntimeError, match="the hook failed"):
+        llm.generate([3], LONG)
+    llm.on_logits(None)
+    pieces += stream
+    assert "".join(piece.text for piece in pieces) == expected[0].text
+    assert [token for piece in pieces for token in piece.token_ids] == expected[0].token_ids
+
+
+def test_the_lock_is_taken_again_by_its_holder_and_handed_over() -> None:
+    lock = FairLock()
+    turns: list[str] = []
+
+    def other() -> None:
+        with lock.held():
+            turns.append("other")
+
+    with lock.held():
+        thread = threading.Thread(target=other)
+        thread.start()
+        while not lock._turnstile.locked():
+            pass
+        with lock.held():
+            turns.append("again")
+    with lock.held():
+        turns.append("after")
+    thread.join()
+    assert turns == ["again", "other", "after"]
