@@ -6,7 +6,7 @@ import itertools
 import random
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loadproof.engine.sampling_params import SamplingParams
@@ -38,18 +38,37 @@ _FIRST_ID, _END_ID = 100, 40000
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run of a workload, or the medians of several. Times in seconds.
+    """One run of a workload, or several as one: the medians of their times, in seconds.
 
     ``ttft`` is the median over prompts of the time to the first token, ``itl`` the median time between a
-    prompt's tokens (None where there is one token only). Rates are over the whole run.
+    prompt's tokens (None where there is one token only). Rates are tokens over ``elapsed``, the whole run.
     """
 
+    prompt_tokens: int
+    output_tokens: int
     elapsed: float
     ttft: float
     itl: float | None
-    prompt_tokens_per_s: float
-    output_tokens_per_s: float
-    total_tokens_per_s: float
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        """Tokens of prompts a second."""
+        return self.prompt_tokens / self.elapsed
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Generated tokens a second."""
+        return self.output_tokens / self.elapsed
+
+    @property
+    def total_tokens_per_s(self) -> float:
+        """Tokens of either kind a second."""
+        return (self.prompt_tokens + self.output_tokens) / self.elapsed
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Counts, times and rates by name."""
+        rates = ("prompt_tokens_per_s", "output_tokens_per_s", "total_tokens_per_s")
+        return asdict(self) | {name: getattr(self, name) for name in rates}
 
 
 def random_prompts(workload: Workload, vocab_size: int, seed: int) -> list[list[int]]:
@@ -79,30 +98,32 @@ def measure(engine: Engine, workload: Workload, seed: int) -> Measurement:
 
 
 def measure_repeatedly(engine: Engine, workload: Workload, repeat: int, seed: int = 0) -> dict[str, Any]:
-    """Medians over ``repeat`` runs, each with other prompts, as a JSON object with the workload's sizes.
+    """Median times over ``repeat`` runs, each with other prompts, as a JSON object with the workload's sizes.
 
-    A run before them isn't counted: it touches memory for the first time, which nobody waits for later.
+    Rates follow from the median times, not from rates of runs, so that the two always agree. A run before them isn't counted: it touches memory for the first time, which nobody waits for later.
     """
     runs = [measure(engine, workload, seed + index) for index in range(repeat + 1)][1:]
-    medians = {name: _median([getattr(run, name) for run in runs]) for name in asdict(runs[0])}
     elapsed = [run.elapsed for run in runs]
-    return {**asdict(workload), "repeat": repeat, **medians, "elapsed_runs": elapsed}
+    return {**asdict(workload), "repeat": repeat, **_median_of(runs).as_dict(), "elapsed_runs": elapsed}
 
 
-def _summary(workload: Workload, elapsed: float, start: float, times: list[list[float]]) -> Measurement:
-    num_prompt = workload.num_prompts * workload.input_len
-    num_output = sum(len(each) for each in times)
-    gaps = [after - before for each in times for before, after in itertools.pairwise(each)]
-    return Measurement(
-        elapsed=elapsed,
-        ttft=statistics.median(each[0] - start for each in times),
+def _median_of(runs: list[Measurement]) -> Measurement:
+    """Runs of one workload as one; all have the same numbers of tokens."""
+    gaps = [run.itl for run in runs if run.itl is not None]
+    return replace(
+        runs[0],
+        elapsed=statistics.median(run.elapsed for run in runs),
+        ttft=statistics.median(run.ttft for run in runs),
         itl=statistics.median(gaps) if gaps else None,
-        prompt_tokens_per_s=num_prompt / elapsed,
-        output_tokens_per_s=num_output / elapsed,
-        total_tokens_per_s=(num_prompt + num_output) / elapsed,
     )
 
 
-def _median(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+def _summary(workload: Workload, elapsed: float, start: float, times: list[list[float]]) -> Measurement:
+    gaps = [after - before for each in times for before, after in itertools.pairwise(each)]
+    return Measurement(
+        prompt_tokens=workload.num_prompts * workload.input_len,
+        output_tokens=sum(len(each) for each in times),
+        elapsed=elapsed,
+        ttft=statistics.median(each[0] - start for each in times),
+        itl=statistics.median(gaps) if gaps else None,
+    )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -161,15 +162,23 @@ def test_pull_prints_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.exit_code, result.stdout) == (0, "/models/some-model\n")
 
 
-def test_bench_reports_its_own_sizes_as_json() -> None:
-    sizes = ("--num-prompts", "3", "--input-len", "20", "--output-len", "5", "--repeat", "2")
+@pytest.mark.parametrize("repeat", [1, 2, 3])
+def test_bench_reports_its_own_sizes_as_json(repeat: int) -> None:
+    sizes = ("--num-prompts", "3", "--input-len", "20", "--output-len", "5", "--repeat", str(repeat))
     result = _invoke("bench", "fake", "--json", *sizes)
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     (workload,) = report["workloads"]
-    assert [workload[key] for key in ("num_prompts", "input_len", "output_len", "repeat")] == [3, 20, 5, 2]
-    assert len(workload["elapsed_runs"]) == 2
-    assert workload["output_tokens_per_s"] == pytest.approx(15 / workload["elapsed"], rel=0.5)
+    assert [workload[key] for key in ("num_prompts", "input_len", "output_len", "repeat")] == [
+        3,
+        20,
+        5,
+        repeat,
+    ]
+    assert len(workload["elapsed_runs"]) == repeat
+    assert workload["elapsed"] == statistics.median(workload["elapsed_runs"])
+    for kind, count in (("prompt", 60), ("output", 15), ("total", 75)):
+        assert workload[f"{kind}_tokens_per_s"] == count / workload["elapsed"]
     assert 0 < workload["ttft"] <= workload["elapsed"]
     assert report["system_fingerprint"] == "fake"
 

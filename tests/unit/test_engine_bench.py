@@ -4,7 +4,7 @@ import random
 
 from tests.fake_device import FakeDevice, byte_tokenizer, small_limits
 
-from loadproof.bench import WORKLOADS, Workload, measure, random_prompts
+from loadproof.bench import WORKLOADS, Measurement, Workload, _median_of, measure, random_prompts
 from loadproof.engine.engine import Engine
 
 
@@ -33,3 +33,19 @@ def test_rates_follow_from_sizes_and_time() -> None:
 def test_one_token_has_no_time_between_tokens() -> None:
     run = measure(Engine(FakeDevice(), byte_tokenizer()), Workload("small", 2, 10, 1), seed=1)
     assert run.itl is None
+
+
+def test_rates_of_several_runs_follow_from_their_median_time() -> None:
+    runs = [Measurement(40, 24, elapsed, elapsed / 2, None) for elapsed in (1.0, 8.0, 2.0, 100.0)]
+    for count, elapsed in ((1, 1.0), (2, 4.5), (3, 2.0), (4, 5.0)):
+        report = _median_of(runs[:count]).as_dict()
+        assert report == {
+            "prompt_tokens": 40,
+            "output_tokens": 24,
+            "elapsed": elapsed,
+            "ttft": elapsed / 2,
+            "itl": None,
+            "prompt_tokens_per_s": 40 / elapsed,
+            "output_tokens_per_s": 24 / elapsed,
+            "total_tokens_per_s": 64 / elapsed,
+        }
