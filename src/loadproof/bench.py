@@ -100,7 +100,8 @@ def measure(engine: Engine, workload: Workload, seed: int) -> Measurement:
 def measure_repeatedly(engine: Engine, workload: Workload, repeat: int, seed: int = 0) -> dict[str, Any]:
     """Median times over ``repeat`` runs, each with other prompts, as a JSON object with the workload's sizes.
 
-    Rates follow from the median times, not from rates of runs, so that the two always agree. A run before them isn't counted: it touches memory for the first time, which nobody waits for later.
+    Rates follow from the median times, not from rates of runs, so that the two always agree. A run
+    before them isn't counted: it touches memory for the first time, which nobody waits for later.
     """
     runs = [measure(engine, workload, seed + index) for index in range(repeat + 1)][1:]
     elapsed = [run.elapsed for run in runs]

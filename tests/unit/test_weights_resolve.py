@@ -32,6 +32,8 @@ wanted, target = arguments[-1], pathlib.Path(arguments[arguments.index("--dest")
 mode = (shop / "mode").read_text()
 if mode == "fail":
     sys.exit("ERROR: No matching distribution found for " + wanted)
+if mode == "full":
+    sys.exit("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device")
 if mode == "hang":
     (target / "half.whl.part").write_bytes(b"x" * 1000)
     (shop / "hanging").touch()
@@ -110,7 +112,19 @@ def test_file_of_another_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["nope", "", "./a/b", "dir/model.gguf", "a/b/c", "org/../x", "org/name:file.bin"]
+    "name",
+    [
+        "nope",
+        "",
+        "./a/b",
+        "dir/model.gguf",
+        "a/b/c",
+        "org/../x",
+        "org/name:file.bin",
+        "x" * 300,
+        "~nobody-of-that-name/x",
+        "a\0b",
+    ],
 )
 def test_what_is_nowhere_names_every_place(shop: Shop, name: str) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
@@ -139,6 +153,40 @@ def test_half_a_file_in_its_place_is_fetched_again(shop: Shop) -> None:
     target.parent.mkdir(parents=True)
     target.write_bytes(b"GGUF")
     assert resolve_model("tiny", cache_dir=shop.cache).read_bytes() == b"".join(PIECES)
+
+
+def test_a_damaged_file_in_its_place_is_fetched_again(shop: Shop) -> None:
+    target = resolve_model("tiny", cache_dir=shop.cache)
+    whole = target.read_bytes()
+    target.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert resolve_model("tiny", cache_dir=shop.cache).read_bytes() == whole
+    assert len(shop.calls()) == 4
+
+
+def test_a_damaged_file_that_cannot_be_fetched_again_is_not_used(shop: Shop) -> None:
+    target = resolve_model("tiny", cache_dir=shop.cache)
+    target.write_bytes(b"x" * target.stat().st_size)
+    shop.mode("fail")
+    with pytest.raises(
+        ModelNotFoundError, match=r"tiny\.gguf is damaged .* fetched again: .* could not down"
+    ):
+        resolve_model("tiny", cache_dir=shop.cache)
+
+
+def test_a_full_disk_is_told_as_such(shop: Shop) -> None:
+    shop.mode("full")
+    with pytest.raises(
+        ModelNotFoundError, match=r"cannot be put in .*: No space left on device\. LOADPROOF_CACHE"
+    ) as caught:
+        resolve_model("tiny", cache_dir=shop.cache)
+    assert "network" not in str(caught.value)
+    assert shop.left_behind() == []
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ModelNotFoundError, match="fifo is neither a directory nor a regular file"):
+        resolve_model(str(tmp_path / "fifo"))
 
 
 @pytest.mark.parametrize("mode", ["fail", "nothing"])

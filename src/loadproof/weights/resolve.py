@@ -20,8 +20,8 @@ def resolve_model(name: str, *, cache_dir: Path | None = None, progress: bool = 
     hub id, kept in the hub's own cache. ``progress`` shows bars where standard error is a terminal. Raises
     :class:`ModelNotFoundError` naming every place that was tried.
     """
-    path = Path(name).expanduser()
-    if name and path.exists():
+    path = _expanded(name)
+    if name and _exists(path):
         return _checked_path(path)
     if name in ALIASES:
         return fetch_alias(ALIASES[name], cache_dir or default_cache_dir(), progress=progress)
@@ -35,9 +35,25 @@ def resolve_model(name: str, *, cache_dir: Path | None = None, progress: bool = 
     )
 
 
+def _expanded(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # ~ of a user that there isn't
+        return Path(name)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a path, a NUL in it
+        return False
+
+
 def _checked_path(path: Path) -> Path:
     if path.is_dir():
         return path
+    if not path.is_file():  # opening a FIFO would wait for somebody to write
+        raise ModelNotFoundError(f"{path} is neither a directory nor a regular file")
     try:
         with path.open("rb") as file:
             if file.read(len(MAGIC)) == MAGIC:
