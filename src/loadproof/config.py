@@ -16,7 +16,11 @@ _WEIGHT_ELEMENT_BYTES = 2
 _CACHE_SHARE = 0.25  # of the memory that the weights leave, unless told otherwise
 _LEAST_CACHE = 128 << 20
 _INT32_MAX = 2**31 - 1
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
+_UNITS = {"": 1}
+for _power, _letter in enumerate("KMGT", 1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}I": 1024**_power}
+# Rope tables and the rows of known tokens have an entry a position, whether it is ever used or not.
+DEFAULT_MAX_MODEL_LEN = 262144
 
 
 class ConfigError(ValueError):
@@ -30,9 +34,10 @@ class EngineConfig:
     model: str
     """Directory, ``.gguf`` file, hub id or alias."""
     served_model_name: str | None = None
-    """Name shown to clients; the model's own where None."""
+    """Name shown to clients; ``model`` where None."""
     max_model_len: int | None = None
-    """Most tokens of a request, prompt and output; None takes what the model and the cache allow."""
+    """Most tokens of a request, prompt and output; None takes what the model and the cache allow, up to
+    262144, as memory is taken for each position: a longer one has to be set."""
     max_num_seqs: int = 64
     """Most sequences running at once; others wait."""
     max_num_batched_tokens: int = 2048
@@ -40,9 +45,10 @@ class EngineConfig:
     block_size: int = 32
     """Tokens in a block of the key-value cache: 16, 32, 64, 128, 256 or a multiple of 512."""
     num_blocks_override: int | None = None
-    """Blocks of the key-value cache, whatever memory they take."""
+    """Blocks of the key-value cache; refused where the memory isn't there."""
     kv_cache_memory: int | None = None
-    """Bytes of the key-value cache; None takes a quarter of the free memory, or less where that is enough."""
+    """Bytes of the key-value cache, refused where they aren't there; None takes a quarter of the free memory,
+    or less where that is enough."""
     num_threads: int | None = None
     """Threads that compute; None takes the processors that the process may use."""
     seed: int | None = None
@@ -53,6 +59,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model must name a model, not {self.model!r}")
+        name = self.served_model_name
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigError(f"served_model_name must be a name, not {name!r}")
         for name, low, high in (
             ("max_num_seqs", 1, 4096),
             ("max_num_batched_tokens", 1, 1 << 20),
@@ -87,7 +96,8 @@ class EngineConfig:
         """Sizes of the device for a model, with ``free_memory`` bytes there before its weights are read.
 
         A length that was not set is the model's, or what the cache holds if that is less. Raises
-        :class:`ConfigError` where one that was set exceeds either.
+        :class:`ConfigError` where one that was set exceeds either, and where a cache that was set exceeds
+        the memory that the weights leave.
         """
         from loadproof.devices.device import DeviceLimits
 
@@ -104,23 +114,27 @@ class EngineConfig:
         )
 
     def _blocks_allowed(self, graph: Graph, free_memory: int) -> int:
-        if self.num_blocks_override is not None:
-            return self.num_blocks_override
         block_bytes = self.block_size * cache_bytes_per_token(graph)
+        left = max(0, free_memory - weight_bytes(graph))
+        if self.num_blocks_override is not None:
+            _check_memory("num_blocks_override", self.num_blocks_override, block_bytes, left)
+            return self.num_blocks_override
         memory = self.kv_cache_memory
         if memory is None:
-            memory = max(_LEAST_CACHE, int((free_memory - weight_bytes(graph)) * _CACHE_SHARE))
+            memory = max(_LEAST_CACHE, int(left * _CACHE_SHARE))
         if memory < block_bytes:
             raise ConfigError(
                 f"the key-value cache has {memory} bytes; "
                 f"one block of {self.block_size} tokens takes {block_bytes}"
             )
+        if self.kv_cache_memory is not None:
+            _check_memory("kv_cache_memory", memory // block_bytes, block_bytes, left)
         return memory // block_bytes
 
     def _model_len(self, model_limit: int, cached: int) -> int:
         wanted = self.max_model_len
         if wanted is None:
-            return min(model_limit, cached)
+            return min(model_limit, cached, DEFAULT_MAX_MODEL_LEN)
         if wanted > model_limit:
             raise ConfigError(f"max_model_len {wanted} is above the model's limit of {model_limit}")
         if wanted > cached:
@@ -147,7 +161,7 @@ def weight_bytes(graph: Graph) -> int:
 def parse_bytes(text: str) -> int:
     """Bytes from ``"4GiB"``, ``"500M"`` or ``"1048576"``; raises :class:`ConfigError`."""
     number = text.strip().upper().removesuffix("B")
-    digits = number.rstrip("KMGI")
+    digits = number.rstrip("KMGTI")
     unit = number[len(digits) :]
     try:
         size = float(digits) * _UNITS[unit]
@@ -156,6 +170,14 @@ def parse_bytes(text: str) -> int:
     if not 0 <= size <= 1 << 50:
         raise ConfigError(f"{text!r} is not a sensible size")
     return int(size)
+
+
+def _check_memory(name: str, num_blocks: int, block_bytes: int, left: int) -> None:
+    if num_blocks * block_bytes > left:
+        raise ConfigError(
+            f"{name} asks for a key-value cache of {num_blocks * block_bytes} bytes; "
+            f"{left} are available beside the weights"
+        )
 
 
 def _check_integer(name: str, value: object, low: int, high: int) -> None:

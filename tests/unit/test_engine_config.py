@@ -49,9 +49,32 @@ def test_a_length_that_does_not_fit_is_refused_with_both_numbers() -> None:
         EngineConfig(model="m", max_model_len=1000, num_blocks_override=2).limits(_graph(), PLENTY)
 
 
-def test_blocks_can_be_set_whatever_the_memory() -> None:
-    limits = EngineConfig(model="m", num_blocks_override=77, block_size=16).limits(_graph(), 0)
+def test_blocks_can_be_set() -> None:
+    limits = EngineConfig(model="m", num_blocks_override=77, block_size=16).limits(_graph(), PLENTY)
     assert (limits.num_blocks, limits.block_size, limits.max_model_len) == (77, 16, 1024)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_blocks_override", 100), ("kv_cache_memory", 100 * 32 * BYTES_A_TOKEN)],
+)
+def test_a_cache_that_was_set_has_to_fit_the_memory(name: str, value: int) -> None:
+    settings: dict[str, Any] = {"model": "m", name: value}
+    config, needed = EngineConfig(**settings), 100 * 32 * BYTES_A_TOKEN
+    enough = needed + weight_bytes(_graph())
+    assert config.limits(_graph(), enough).num_blocks == 100
+    with pytest.raises(
+        ConfigError, match=f"{name} asks for .* {needed} bytes; {needed - 1} are available beside the weights"
+    ):
+        config.limits(_graph(), enough - 1)
+    with pytest.raises(ConfigError, match="; 0 are available"):
+        config.limits(_graph(), 0)
+
+
+def test_a_very_long_limit_has_to_be_set() -> None:
+    graph = _graph(1 << 24)
+    assert EngineConfig(model="m").limits(graph, PLENTY).max_model_len == 262144
+    assert EngineConfig(model="m", max_model_len=1 << 20).limits(graph, PLENTY).max_model_len == 1 << 20
 
 
 def test_a_cache_below_one_block_is_refused_with_both_numbers() -> None:
@@ -64,7 +87,7 @@ def test_a_cache_below_one_block_is_refused_with_both_numbers() -> None:
 def test_a_machine_short_of_memory_still_gets_a_small_cache() -> None:
     limits = EngineConfig(model="m").limits(_graph(1 << 30), 0)
     assert limits.num_blocks * 32 * BYTES_A_TOKEN <= 128 << 20
-    assert limits.max_model_len == limits.num_blocks * 32
+    assert limits.max_model_len == 262144
 
 
 @pytest.mark.parametrize(
@@ -72,6 +95,8 @@ def test_a_machine_short_of_memory_still_gets_a_small_cache() -> None:
     [
         ("model", ""),
         ("model", 3),
+        ("served_model_name", 5),
+        ("served_model_name", ""),
         ("max_num_seqs", 0),
         ("max_num_seqs", True),
         ("max_num_batched_tokens", 0),
@@ -109,13 +134,15 @@ def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
         ("500MB", 500_000_000),
         ("2k", 2000),
         ("1G", 10**9),
+        ("2TB", 2 * 10**12),
+        ("0.5TiB", 1 << 39),
     ],
 )
 def test_sizes_in_words(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "4 apples", "-1G", "nan", "1e30", "inf", "4TB"])
+@pytest.mark.parametrize("text", ["", "GiB", "4 apples", "-1G", "nan", "1e30", "inf", "4PB", "TI", "4ITB"])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_bytes(text)

@@ -57,14 +57,27 @@ class GroupedCommand(click.Command):
 
 _ENGINE: list[tuple[str, dict[str, Any]]] = [
     ("--served-model-name", {"help": "Name shown to clients."}),
-    ("--max-model-len", {"type": int, "help": "Most tokens of a request, prompt and output."}),
+    (
+        "--max-model-len",
+        {
+            "type": int,
+            "help": "Most tokens of a request; default: what model and cache allow, up to 262144.",
+        },
+    ),
     ("--max-num-seqs", {"type": int, "help": "Most sequences running at once."}),
     ("--max-num-batched-tokens", {"type": int, "help": "Token budget of a step."}),
-    ("--block-size", {"type": int, "help": "Tokens in a cache block: 16, 32, 64, 128, 256 or a multiple of 512."}),
+    (
+        "--block-size",
+        {"type": int, "help": "Tokens in a cache block: 16, 32, 64, 128, 256 or a multiple of 512."},
+    ),
     ("--num-blocks-override", {"type": int, "help": "Blocks of the key-value cache."}),
     (
         "--kv-cache-memory",
-        {"callback": _bytes, "metavar": "SIZE", "help": "Size of the key-value cache, such as 4GiB."},
+        {
+            "callback": _bytes,
+            "metavar": "SIZE",
+            "help": "Size of the key-value cache, such as 500MB or 4GiB.",
+        },
     ),
     ("--num-threads", {"type": int, "help": "Threads that compute."}),
     ("--max-logprobs", {"type": int, "help": "Most log-probabilities a request may ask for; -1: no limit."}),
