@@ -8,29 +8,20 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from loadproof.config import EngineConfig
-from loadproof.engine.admission import RequestError
+from loadproof.engine.admission import ClosedError, RequestError
+from loadproof.engine.chats import Conversation, conversations, template_options
 from loadproof.engine.engine import Engine, LogitsHook
 from loadproof.engine.loader import load_model
 from loadproof.engine.output import CompletionDelta, RequestOutput
 from loadproof.engine.progress import Progress, progress_bar
-from loadproof.engine.prompts import Prompt, TokenizedPrompt, tokenize_prompts
+from loadproof.engine.prompts import Prompt, TokenizedPrompt, naming, tokenize_prompts
+from loadproof.engine.recommended import recommended_sampling
 from loadproof.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from loadproof.tokenizer.tokenizer import Tokenizer
 
-Conversation = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
-
-# generation_config.json's names that are sampling parameters, and ours for them.
-_RECOMMENDED = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
 
 
 class LLM:
@@ -68,8 +59,7 @@ class LLM:
 
     def recommended_sampling(self) -> dict[str, Any]:
         """The sampling parameters that the model's ``generation_config`` sets."""
-        config = self._generation_config
-        return {ours: config[name] for name, ours in _RECOMMENDED.items() if config.get(name) is not None}
+        return recommended_sampling(self._generation_config)
 
     def generate(
         self,
@@ -80,10 +70,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts together; outputs in the prompts' order, the same as if each had been alone.
 
-        A prompt is text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``. Parameters are
-        one set for all or one a prompt; None takes :meth:`get_default_sampling_params`. ``use_tqdm`` shows
-        progress on standard error if that is a terminal. Raises ``ValueError`` before anything is computed
-        where a prompt or its parameters can't be served.
+        A prompt is text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; ids are integers,
+        or an integer array of NumPy's. Parameters are one set for all or one a prompt; None takes
+        :meth:`get_default_sampling_params`. ``use_tqdm`` shows progress on standard error if that is a
+        terminal. Raises ``ValueError``, naming the prompt by its number where there are several, before
+        anything is computed where a prompt or its parameters can't be served.
         """
         return self._run(tokenize_prompts(prompts, self.tokenizer), sampling_params, use_tqdm)
 
@@ -94,21 +85,25 @@ class LLM:
         *,
         use_tqdm: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **template_options: Any,
+        **options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, by the model's chat template.
 
-        A conversation is a list of ``{"role": ..., "content": ...}``. ``template_options`` go to
+        A conversation is a list of ``{"role": ..., "content": ...}``. ``options`` go to
         :meth:`Tokenizer.apply_chat_template`: ``add_generation_prompt``, ``continue_final_message`` and
         ``tools``; ``chat_template_kwargs`` are the template's own variables. Otherwise as :meth:`generate`.
         """
-        options = {**template_options, **(chat_template_kwargs or {})}
-        prompts = [self.chat_prompt(chat, **options) for chat in _conversations(messages)]
+        chats = conversations(messages)
+        options = template_options(options, chat_template_kwargs)
+        prompts = []
+        for index, chat in enumerate(chats):
+            with naming(index, len(chats)):
+                prompts.append(self.chat_prompt(chat, **options))
         return self._run(prompts, sampling_params, use_tqdm)
 
-    def chat_prompt(self, conversation: Conversation, **template_options: Any) -> TokenizedPrompt:
+    def chat_prompt(self, conversation: Conversation, **options: Any) -> TokenizedPrompt:
         """The prompt that :meth:`chat` makes of a conversation."""
-        text = self.tokenizer.apply_chat_template(conversation, **template_options)
+        text = self.tokenizer.apply_chat_template(conversation, **template_options(options, None))
         return TokenizedPrompt(self.tokenizer.encode(text, add_special_tokens=False), text)
 
     def stream(
@@ -120,7 +115,7 @@ class LLM:
         the request. Other calls may be made in between: the pieces wait.
         """
         (tokenized,) = tokenize_prompts([prompt], self.tokenizer)
-        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        (params,) = self._params(sampling_params, 1)
         deltas: deque[CompletionDelta] = deque()
         request_id = self.engine.add_request(
             tokenized.token_ids, params, prompt=tokenized.text, on_delta=deltas.append
@@ -165,16 +160,14 @@ class LLM:
     def _run(self, prompts: list[TokenizedPrompt], params: Params, use_tqdm: bool) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
         request_ids: list[str] = []
+        each = self._params(params, len(prompts))
         try:
             with progress_bar(len(prompts), show=use_tqdm) as progress:
                 receive = _receiver(outputs, progress)
                 with self.engine.exclusive():  # no step of another thread's before all are known to be served
-                    for prompt, one in zip(prompts, self._params(params, len(prompts)), strict=True):
-                        request_ids.append(
-                            self.engine.add_request(
-                                prompt.token_ids, one, prompt=prompt.text, on_output=receive
-                            )
-                        )
+                    for index, (prompt, one) in enumerate(zip(prompts, each, strict=True)):
+                        with naming(index, len(prompts)):
+                            request_ids.append(self._add(prompt, one, receive))
                 self._step_until(lambda: len(outputs) == len(request_ids))
             for output in outputs.values():
                 self._check_open(*(completion.finish_reason for completion in output.outputs))
@@ -183,6 +176,11 @@ class LLM:
             # After an error or an interrupt nothing of this call stays behind.
             for request_id in request_ids:
                 self.engine.abort_request(request_id)
+
+    def _add(
+        self, prompt: TokenizedPrompt, params: SamplingParams, receive: Callable[[RequestOutput], None]
+    ) -> str:
+        return self.engine.add_request(prompt.token_ids, params, prompt=prompt.text, on_output=receive)
 
     def _step_until(self, done: Callable[[], bool]) -> None:
         """Move all requests on until ``done``, which the steps of other threads may bring about too."""
@@ -193,16 +191,26 @@ class LLM:
 
     def _check_open(self, *finish_reasons: str | None) -> None:
         if self.engine.closed and "abort" in finish_reasons:
-            raise RequestError("the model was closed while this call was being served")
+            raise ClosedError("the model was closed while this call was being served")
 
     def _params(self, params: Params, count: int) -> Sequence[SamplingParams]:
         if params is None:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):
             return [params] * count
-        if len(params) != count:
-            raise ValueError(f"{count} prompts and {len(params)} sampling parameters")
-        return params
+        return _one_each(params, count)
+
+
+def _one_each(params: object, count: int) -> Sequence[SamplingParams]:
+    if not isinstance(params, (list, tuple)):
+        kind = type(params).__name__
+        raise RequestError(f"sampling_params is a SamplingParams or a list of them, not {kind}")
+    for index, one in enumerate(params):
+        if not isinstance(one, SamplingParams):
+            raise RequestError(f"sampling_params[{index}] is a SamplingParams, not {type(one).__name__}")
+    if len(params) != count:
+        raise RequestError(f"{count} prompts and {len(params)} sampling parameters")
+    return params
 
 
 def _receiver(outputs: dict[str, RequestOutput], progress: Progress) -> Callable[[RequestOutput], None]:
@@ -211,9 +219,3 @@ def _receiver(outputs: dict[str, RequestOutput], progress: Progress) -> Callable
         progress.advance(sum(len(completion.token_ids) for completion in output.outputs))
 
     return receive
-
-
-def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    if messages and not isinstance(messages[0], Mapping):
-        return list(messages)  # type: ignore[arg-type]
-    return [messages]  # type: ignore[list-item]

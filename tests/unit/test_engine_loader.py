@@ -60,6 +60,13 @@ def test_what_cannot_be_loaded_says_why(directory: Path, tmp_path: Path) -> None
         LLM(broken, **SMALL)
 
 
+def test_a_bad_generation_config_is_named(tmp_path: Path) -> None:
+    broken = write_model(tmp_path / "broken", "llama")
+    (broken / "generation_config.json").write_text('{"eos_token_id": 1, "temperature": "hot"}')
+    with pytest.raises(WeightsError, match=r"broken/generation_config\.json: temperature must be .* 'hot'"):
+        LLM(broken, **SMALL)
+
+
 def test_a_tokenizer_that_cannot_be_read_closes_the_device(tmp_path: Path) -> None:
     broken = write_model(tmp_path / "broken", "llama")
     (broken / "tokenizer.json").write_text("{}")

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.fake_device import FakeDevice, fake_loader
 
@@ -69,6 +70,90 @@ def test_no_prompts_no_outputs(llm: LLM) -> None:
 def test_prompts_of_another_form_are_refused(llm: LLM, prompts: Any) -> None:
     with pytest.raises(PromptError):
         llm.generate(prompts, GREEDY)
+
+
+def test_arrays_and_numpys_integers_are_token_ids(llm: LLM) -> None:
+    (expected,) = llm.generate([5, 6, 7], GREEDY)
+    forms: list[Any] = [
+        np.array([5, 6, 7]),
+        np.array([5, 6, 7], np.uint8),
+        [np.int64(5), np.int32(6), 7],
+        [np.array([5, 6, 7])],
+        {"prompt_token_ids": np.array([5, 6, 7])},
+        np.array([[5, 6, 7]]),
+    ]
+    for form in forms:
+        (output,) = llm.generate(form, GREEDY)
+        assert output.outputs == expected.outputs
+        assert output.prompt_token_ids == [5, 6, 7]
+        assert {type(token_id) for token_id in output.prompt_token_ids} == {int}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (b"abc", "not bytes"),
+        ([bytearray(b"abc")], "not bytearray"),
+        ([memoryview(b"abc")], "not memoryview"),
+        ({"prompt": None}, "prompt is text, not NoneType"),
+        ({1: "a", "prompt": 2}, r"not \[1, 'prompt'\]"),
+        (np.array([1.5]), r"not float64 of shape \(1,\)"),
+        (np.array([True]), "not bool"),
+        ([np.ones((2, 2, 2), int)], r"shape \(2, 2, 2\)"),
+        ([["a", "b"], [1]], "prompt 1 of 2: a prompt's token ids are integers, not 'a'"),
+        ([[1], {}], "prompt 2 of 2: a prompt object"),
+        (["a", "\ud800", "b"], "prompt 2 of 3: the text has a lone surrogate"),
+        ([[1], [2], [10**6]], "prompt 3 of 3: token id 1000000 is outside"),
+        ([10**6], "^token id 1000000 is outside"),
+    ],
+)
+def test_a_refused_prompt_is_named(llm: LLM, prompts: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.generate(prompts, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"temperature": 0}, "a SamplingParams or a list of them, not dict"),
+        ("x", "or a list of them, not str"),
+        (3, "or a list of them, not int"),
+        ([None], r"sampling_params\[0\] is a SamplingParams, not NoneType"),
+        (["x"], r"sampling_params\[0\] is a SamplingParams, not str"),
+    ],
+)
+def test_sampling_parameters_of_another_type_are_refused(llm: LLM, params: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.generate(["a"], params)
+    with pytest.raises(ValueError, match=message):
+        next(llm.stream("a", params))
+
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "message"),
+    [
+        ("hi", {}, "messages is a list of messages, or a list of such lists, not str"),
+        ({"role": "user", "content": "hi"}, {}, "not dict"),
+        (None, {}, "not NoneType"),
+        (["hi"], {}, "messages is a list of messages, not str"),
+        ([HI, []], {}, "prompt 2 of 2: messages is empty"),
+        (HI, {"tools": "x"}, "tools is a list of objects, not str"),
+        (HI, {"tools": [3]}, r"tools\[0\] is an object, not int"),
+        (HI, {"chat_template_kwargs": {"tools": {}}}, "tools is a list of objects, not dict"),
+        (HI, {"chat_template_kwargs": {"messages": []}}, "another argument does: messages"),
+        (HI, {"chat_template_kwargs": {"x": 1}, "x": 1}, "another argument does: x"),
+        (HI, {"chat_template_kwargs": [1]}, "chat_template_kwargs is an object"),
+        (HI, {"chat_template_kwargs": {1: 1}}, "chat_template_kwargs is an object"),
+    ],
+)
+def test_chats_of_another_form_are_refused(
+    llm: LLM, messages: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.chat(messages, GREEDY, **options)
 
 
 @pytest.mark.parametrize("bad", [[], [1] * 500, [10**6], [1.5], ["a", 1]])

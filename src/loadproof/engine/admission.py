@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,16 @@ from loadproof.engine.sampling_params import SamplingParams
 
 
 class RequestError(ValueError):
-    """A request that this model cannot serve; the message says why, with the numbers."""
+    """A request that this model cannot serve; the message says why, with the numbers.
+
+    ``prompt_index`` is the place of the prompt that was refused among those of one call, where it was one.
+    """
+
+    prompt_index: int | None = None
+
+
+class ClosedError(RequestError):
+    """The engine was closed before the request, or while it was being served."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +41,7 @@ class Door:
                 f"the prompt has {count} tokens; at most {self.max_model_len - 1} fit, "
                 f"with one to generate, in max_model_len {self.max_model_len}"
             )
-        ids = list(token_ids)
-        for token_id in ids:
-            if type(token_id) is not int:
-                raise RequestError(f"a prompt's token ids are integers, not {token_id!r}")
+        ids = [token_id if type(token_id) is int else _integer(token_id) for token_id in token_ids]
         if min(ids) < 0 or max(ids) >= self.vocab_size:
             wrong = next(token_id for token_id in ids if not 0 <= token_id < self.vocab_size)
             raise RequestError(f"token id {wrong} is outside the vocabulary of {self.vocab_size}")
@@ -63,3 +70,13 @@ class Door:
         """Tokens to generate at most: what was asked for, or to the model's limit."""
         room = self.max_model_len - num_prompt_tokens
         return room if params.max_tokens is None else min(params.max_tokens, room)
+
+
+def _integer(token_id: object) -> int:
+    """NumPy's integers and their like are token ids too."""
+    try:
+        if not isinstance(token_id, bool):
+            return operator.index(token_id)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise RequestError(f"a prompt's token ids are integers, not {token_id!r}")

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadproof.engine.admission import Door, RequestError
+from loadproof.engine.admission import ClosedError, Door, RequestError
 from loadproof.engine.completion import Completion
 from loadproof.engine.lock import FairLock
 from loadproof.engine.output import CompletionDelta, RequestOutput
@@ -122,7 +122,7 @@ class Engine:
         on_output: Callable[[RequestOutput], None] | None,
     ) -> str:
         if self._closed:
-            raise RequestError("the engine is closed")
+            raise ClosedError("the engine is closed")
         name = str(self._counters["num_requests"]) if request_id is None else request_id
         if name in self._groups:
             raise RequestError(f"request id {name!r} is in use")

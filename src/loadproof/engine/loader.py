@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from loadproof.config import EngineConfig
 from loadproof.engine.memory import available_memory
+from loadproof.engine.recommended import recommended_sampling
+from loadproof.engine.sampling_params import SamplingParams
+from loadproof.weights.tensors import WeightsError
 
 if TYPE_CHECKING:
     from loadproof.devices.device import Device
@@ -40,6 +43,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     checkpoint = open_checkpoint(resolve_model(config.model))
     graph = build_graph(checkpoint.config)
     check_params(checkpoint.tensors, graph.params.values())
+    _check_recommended(checkpoint)
     limits = config.limits(graph, available_memory())
     # The tokenizer is built while the device packs weights outside the interpreter lock.
     with ThreadPoolExecutor(1) as pool:
@@ -55,6 +59,15 @@ def load_model(config: EngineConfig) -> LoadedModel:
         except BaseException:
             device.close()
             raise
+
+
+def _check_recommended(checkpoint: Checkpoint) -> None:
+    try:
+        SamplingParams(**recommended_sampling(checkpoint.generation_config))
+    except ValueError as error:
+        path = checkpoint.path
+        where = path if checkpoint.metadata is not None else path / "generation_config.json"
+        raise WeightsError(f"{where}: {error}") from error
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:

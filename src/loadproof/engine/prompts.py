@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from loadproof.engine.admission import ClosedError, RequestError
 
 if TYPE_CHECKING:
     from loadproof.tokenizer.tokenizer import Tokenizer
@@ -30,27 +36,60 @@ class TokenizedPrompt:
     text: str | None
 
 
-Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | TokenizedPrompt
+Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]] | TextPrompt | TokensPrompt | TokenizedPrompt
+_NO_IDS = (str, bytes, bytearray, memoryview)  # sequences that are no token ids
 
 
-class PromptError(ValueError):
+class PromptError(RequestError):
     """Prompts of a form that is not supported."""
+
+
+@contextmanager
+def naming(index: int, count: int) -> Iterator[None]:
+    """Have an error about prompt ``index`` of ``count`` say which one it was, where there are several."""
+    try:
+        yield
+    except ClosedError:
+        raise
+    except ValueError as error:
+        if isinstance(error, RequestError):
+            error.prompt_index = index
+        if count > 1:
+            error.args = (f"prompt {index + 1} of {count}: {error}",)
+        raise
 
 
 def tokenize_prompts(prompts: Prompt | Sequence[Prompt], tokenizer: Tokenizer) -> list[TokenizedPrompt]:
     """One prompt or several, in order; texts are encoded together. Ids are not checked here."""
-    parts = [_part(prompt) for prompt in _as_list(prompts)]
-    texts = [part for part in parts if isinstance(part, str)]
-    encoded = iter(tokenizer.encode_batch(texts) if texts else ())
+    listed = _as_list(prompts)
+    parts = []
+    for index, prompt in enumerate(listed):
+        with naming(index, len(listed)):
+            parts.append(_part(prompt))
+    encoded = iter(_encode(parts, tokenizer))
     return [TokenizedPrompt(next(encoded), part) if isinstance(part, str) else part for part in parts]
+
+
+def _encode(parts: Sequence[str | TokenizedPrompt], tokenizer: Tokenizer) -> list[list[int]]:
+    texts = [part for part in parts if isinstance(part, str)]
+    try:
+        return tokenizer.encode_batch(texts) if texts else []
+    except ValueError:
+        for index, part in enumerate(parts):  # which one was it?
+            with naming(index, len(parts)):
+                if isinstance(part, str):
+                    tokenizer.encode(part)
+        raise
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     if isinstance(prompts, (str, Mapping, TokenizedPrompt)):
         return [prompts]
-    if not isinstance(prompts, Sequence):
+    if isinstance(prompts, np.ndarray):
+        return list(prompts) if prompts.ndim == 2 else [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, _NO_IDS):
         raise PromptError(f"prompts are text, token ids or a list of those, not {type(prompts).__name__}")
-    if prompts and isinstance(prompts[0], int):
+    if len(prompts) and isinstance(prompts[0], (int, np.integer)):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]
 
@@ -65,14 +104,24 @@ def _part(prompt: Prompt) -> str | TokenizedPrompt:
 
 
 def _member(prompt: Mapping[str, object]) -> str | TokenizedPrompt:
-    if list(prompt) == ["prompt"] and isinstance(prompt["prompt"], str):
-        return prompt["prompt"]
-    if list(prompt) == ["prompt_token_ids"]:
+    keys = list(prompt)
+    if keys == ["prompt_token_ids"]:
         return TokenizedPrompt(_ids(prompt["prompt_token_ids"]), None)
-    raise PromptError(f"a prompt object holds prompt, a text, or prompt_token_ids; not {sorted(prompt)}")
+    if keys != ["prompt"]:
+        raise PromptError(f"a prompt object holds either prompt or prompt_token_ids, not {keys!r:.200}")
+    text = prompt["prompt"]
+    if not isinstance(text, str):
+        raise PromptError(f"a prompt object's prompt is text, not {type(text).__name__}")
+    return text
 
 
 def _ids(value: object) -> Sequence[int]:
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or value.dtype.kind not in "iu":
+            form = f"{value.dtype} of shape {value.shape}"
+            raise PromptError(f"an array of token ids is integers in one dimension, not {form}")
+        ids: list[int] = value.tolist()
+        return ids
+    if isinstance(value, Sequence) and not isinstance(value, _NO_IDS):
         return value
     raise PromptError(f"a prompt is text or a list of token ids, not {type(value).__name__}")
