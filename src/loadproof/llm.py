@@ -117,9 +117,10 @@ class LLM:
         (tokenized,) = tokenize_prompts([prompt], self.tokenizer)
         (params,) = self._params(sampling_params, 1)
         deltas: deque[CompletionDelta] = deque()
-        request_id = self.engine.add_request(
-            tokenized.token_ids, params, prompt=tokenized.text, on_delta=deltas.append
-        )
+        with naming(0, 1):
+            request_id = self.engine.add_request(
+                tokenized.token_ids, params, prompt=tokenized.text, on_delta=deltas.append
+            )
         unfinished = params.n
         try:
             while unfinished:

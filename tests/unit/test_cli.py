@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from tests.fake_device import fake_loader, small_limits
@@ -114,7 +115,9 @@ def test_every_sampling_option_arrives() -> None:
     ("args", "message"),
     [
         (("generate",), "Missing argument 'MODEL'"),
-        (("generate", "fake"), "the input is empty"),
+        (("generate", "fake"), "no prompt: the input is empty"),
+        (("generate", "fake", ""), "no prompt: argument 1 after the model is empty"),
+        (("generate", "fake", "a", "", "b", "--chat"), "no prompt: argument 2 after the model is empty"),
         (("generate", "fake", "a", "--file", "-"), "not both"),
         (("generate", "fake", "a", "--system", "s"), "--system needs --chat"),
         (("generate", "fake", "a", "--top-p", "3"), "top_p must be"),
@@ -146,6 +149,29 @@ def test_a_failure_is_one_line_and_exits_with_1(
     monkeypatch.setenv("LOADPROOF_DEBUG", "1")
     assert run(["generate", "fake", "x" * 5000]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_refused_prompt_is_named_by_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\n\ntwo\n" + "x" * 5000 + "\n")
+    assert run(["generate", "fake", "--file", str(file)]) == 1
+    expected = f"loadproof: {file}, line 4: prompt 3 of 3: the prompt has 5000 tokens"
+    assert capsys.readouterr().err.startswith(expected)
+    file.write_text("\n" + "x" * 5000 + "\n")
+    assert run(["generate", "fake", "--file", str(file)]) == 1
+    assert capsys.readouterr().err.startswith(f"loadproof: {file}, line 2: the prompt has 5000 tokens")
+    piped = _invoke("generate", "fake", stdin="a\n" + "x" * 5000)
+    assert str(piped.exception).startswith("standard input, line 2: prompt 2 of 2: the prompt has 5000")
+    assert run(["generate", "fake", "one", "x" * 5000]) == 1
+    assert capsys.readouterr().err.startswith("loadproof: prompt 2 of 2: the prompt has 5000 tokens")
+
+
+def test_no_standard_input_is_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(click.UsageError, match="no prompt: give one as an argument"):
+        cli.main(["generate", "fake"], standalone_mode=False)
+    with pytest.raises(click.UsageError, match="standard input is closed"):
+        cli.main(["generate", "fake", "--file", "-"], standalone_mode=False)
 
 
 def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

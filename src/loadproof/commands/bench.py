@@ -55,7 +55,7 @@ def command(
         load_time = time.perf_counter() - start
         results = []
         for workload in workloads:
-            if sys.stderr.isatty():
+            if sys.stderr is not None and sys.stderr.isatty():
                 click.echo(f"measuring {workload.name} ...", err=True)
             results.append(measure_repeatedly(llm.engine, workload, repeat))
         report: dict[str, Any] = {

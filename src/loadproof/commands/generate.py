@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -17,6 +19,7 @@ from loadproof.commands.options import (
     sampling_settings,
     usage_checked,
 )
+from loadproof.engine.admission import RequestError
 
 if TYPE_CHECKING:
     from loadproof.engine.output import RequestOutput
@@ -28,11 +31,18 @@ if TYPE_CHECKING:
 _DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
 
 
+class _PromptFile(click.File):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "-" and sys.stdin is None:
+            self.fail("standard input is closed", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command("generate", cls=GroupedCommand)
 @click.argument("model")
 @click.argument("prompts", nargs=-1)
 @click.option(
-    "--file", "file", type=click.File("r", encoding="utf-8"), help="Prompts, one a line; - is stdin."
+    "--file", "file", type=_PromptFile("r", encoding="utf-8"), help="Prompts, one a line; - is stdin."
 )
 @click.option(
     "--chat", is_flag=True, help="Apply the model's chat template; each prompt is a user's message."
@@ -60,10 +70,11 @@ def command(
 
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat")
-    texts = _read_prompts(prompts, file)
+    given_prompts = _read_prompts(prompts, file)
+    texts = given_prompts.texts
     given = sampling_settings(values)
     usage_checked(lambda: SamplingParams(**{**_DEFAULTS, **given}))
-    with LLM(model, **engine_settings(values)) as llm:
+    with LLM(model, **engine_settings(values)) as llm, given_prompts.located():
         params = SamplingParams(**{**_DEFAULTS, **llm.recommended_sampling(), **given})
         ready = [_prompt(llm, text, chat, system) for text in texts]
         if as_json:
@@ -74,22 +85,47 @@ def command(
             _print_texts(llm, texts, ready, params)
 
 
-def _read_prompts(prompts: tuple[str, ...], file: TextIO | None) -> list[str]:
+@dataclass(frozen=True)
+class _Prompts:
+    texts: list[str]
+    lines: list[int]  # where each stands in ``source``; empty for arguments
+    source: str
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Have an error about a prompt that was read say on which line it stands."""
+        try:
+            yield
+        except RequestError as error:
+            if error.prompt_index is None or not self.lines:
+                raise
+            line = self.lines[error.prompt_index]
+            raise RequestError(f"{self.source}, line {line}: {error}") from error
+
+
+def _read_prompts(prompts: tuple[str, ...], file: TextIO | None) -> _Prompts:
     """Prompts from where they were given; lines that hold nothing but space are passed over."""
     if prompts and file is not None:
         raise click.UsageError("give prompts as arguments or by --file, not both")
     if prompts:
-        return list(prompts)
-    if file is None and sys.stdin.isatty():
+        if "" in prompts:
+            raise click.UsageError(f"no prompt: argument {prompts.index('') + 1} after the model is empty")
+        return _Prompts(list(prompts), [], "")
+    if file is None and (sys.stdin is None or sys.stdin.isatty()):
         raise click.UsageError("no prompt: give one as an argument, by --file or on standard input")
     try:
         with file or click.open_file("-", encoding="utf-8") as stream:
-            lines = [line.rstrip("\r\n") for line in stream if line.strip()]
+            lines = {number: line.rstrip("\r\n") for number, line in enumerate(stream, 1) if line.strip()}
     except UnicodeDecodeError as error:
         raise click.UsageError(f"prompts are UTF-8 text: {error}") from error
     if not lines:
         raise click.UsageError("no prompt: the input is empty")
-    return lines
+    return _Prompts(list(lines.values()), list(lines), _source_name(file))
+
+
+def _source_name(file: TextIO | None) -> str:
+    name = "-" if file is None else getattr(file, "name", "-")
+    return "standard input" if name in ("-", "<stdin>") else str(name)
 
 
 def _prompt(llm: LLM, text: str, chat: bool, system: str | None) -> Prompt:

@@ -23,7 +23,7 @@ class _Silent:
 @contextmanager
 def progress_bar(total: int, *, show: bool = True) -> Iterator[Progress]:
     """A bar over ``total`` requests; silent where ``show`` is false or standard error is no terminal."""
-    if not show or total == 0 or not sys.stderr.isatty():
+    if not show or total == 0 or sys.stderr is None or not sys.stderr.isatty():
         yield _Silent()
         return
     from loadproof.engine.richbar import rich_bar
