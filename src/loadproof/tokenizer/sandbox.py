@@ -1,9 +1,7 @@
 """A sandbox for chat templates: code from a model file, run with no reach and a bounded amount of work.
 
-Jinja's sandbox keeps a template from Python's internals, files and the messages given to it. What it leaves
-open is endless loops, text that grows without end, and methods whose work is far from the size of what they
-are given. Three rules close that, all deterministic, unlike a time limit, so that whether a template works
-does not depend on the load:
+Jinja's sandbox keeps a template from Python's internals, files and the messages given to it, but not from
+endless loops and text without end. Three rules do, and unlike a time limit they do not depend on the load:
 
 - Only the filters, tests and methods listed here exist: those that chat templates use.
 - Every value that is made has a bounded weight, in which a part that occurs twice counts twice, so that
@@ -178,6 +176,8 @@ def _charge_for(name: str, subject: Any, given: list[Any]) -> None:
         meter.charge(_count(subject) * (32 + sum(map(len, texts))) // 32)
     if name not in _SHALLOW:
         meter.charge_walk(subject, *given)
+    if name == "title":  # word by word in Python
+        meter.charge(_count(subject) // 8)
     if name in _SORTING:
         meter.charge(meter.weigh(subject) * _count(subject).bit_length() // _WEIGHT_PER_STEP)
     if name == "in":
@@ -399,7 +399,7 @@ class Template:
     def render(self, variables: Mapping[str, Any]) -> str:
         """The template's text; raises :class:`ChatTemplateError` when it refuses, fails or never ends.
 
-        A template may take ``MAX_STEPS`` steps, a second of work at most, and more for large variables.
+        A template may take ``MAX_STEPS`` steps, about a second of work, and more for large variables.
         """
         token = _meter.set(_Meter())
         try:
