@@ -52,8 +52,7 @@ _CONSTANT = _names(
     " none number safe sameas sequence test true undefined"
 )
 _SHALLOW = _names("items list map reject rejectattr reverse select selectattr")
-_SORTING = _names("dictsort groupby sort")
-_ITEMWISE = _SHALLOW | _SORTING | _names("join max min unique")
+_ITEMWISE = _SHALLOW | _names("dictsort groupby join max min sort unique")
 _FILTERS = (_CONSTANT | _ITEMWISE) | _names(
     "abs capitalize e escape format indent int lower replace string title tojson trim truncate upper"
 )
@@ -101,8 +100,7 @@ class _Meter:
 
     def _measure(self, value: object) -> tuple[int, int]:
         if isinstance(value, (str, bytes, range)):
-            size = len(value) * (_ITEM if isinstance(value, range) else 1)
-            return _check_weight(size + _ITEM), 0
+            return _check_weight(_ITEM + len(value) * (_ITEM if isinstance(value, range) else 1)), 0
         if not isinstance(value, _HOLDERS):
             return _ITEM, 0
         if id(value) not in self._known:
@@ -178,7 +176,7 @@ def _charge_for(name: str, subject: Any, given: list[Any]) -> None:
         meter.charge_walk(subject, *given)
     if name == "title":  # word by word in Python
         meter.charge(_count(subject) // 8)
-    if name in _SORTING:
+    if name in ("dictsort", "groupby", "sort"):
         meter.charge(meter.weigh(subject) * _count(subject).bit_length() // _WEIGHT_PER_STEP)
     if name == "in":
         subject, texts = given[0], [subject] if isinstance(subject, str) else []
@@ -191,12 +189,9 @@ def _grown(name: str, subject: Any, given: list[Any]) -> int:
     """An upper bound, but for escapes, of the result's weight where it can exceed that of the operands."""
     weigh = _meter.get().weigh
     if name in ("indent", "tojson"):
-        scale = sum(abs(value) if isinstance(value, int) else len(str(value)) for value in given)
-        return weigh(subject) * (1 + scale)
-    if name == "join":
-        return _count(subject) * sum(map(_count, given))
-    if not isinstance(subject, str):
-        return 0
+        return weigh(subject) * (1 + sum(abs(v) if isinstance(v, int) else len(str(v)) for v in given))
+    if name == "join" or not isinstance(subject, str):
+        return _count(subject) * sum(map(_count, given)) if name == "join" else 0
     if name == "replace" and len(given) >= 2:
         return len(subject) + subject.count(str(given[0])) * len(str(given[1]))
     if name == "split" and given and isinstance(given[0], str) and given[0]:
@@ -204,18 +199,16 @@ def _grown(name: str, subject: Any, given: list[Any]) -> int:
     if name in _FORMATS:
         if _WIDE_FORMAT.search(subject):
             raise TemplateRuntimeError("a format with a width of five digits or from an argument")
-        fields = subject.count("{") + subject.count("%")
-        return len(subject) + fields * (9999 + sum(map(weigh, given)))
+        return len(subject) + (subject.count("{") + subject.count("%")) * (9999 + sum(map(weigh, given)))
     return 0
 
 
 def _metered(name: str, function: Any) -> Callable[..., Any]:
     """The filter or test, drawing from the meter for what it is given."""
-    takes_context = hasattr(function, "jinja_pass_arg")
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        values = args[1:] if takes_context else args
+        values = args[1:] if hasattr(function, "jinja_pass_arg") else args
         _charge_for(name, values[0], [*values[1:], *kwargs.values()])
         return _made(function(*args, **kwargs))
 
@@ -230,16 +223,11 @@ class _Namespace(Namespace):
 
 
 def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
+    value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = None
 ) -> str:
     """JSON as the model saw it in training: no escapes for HTML, unlike Jinja's own filter."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    options = {"ensure_ascii": ensure_ascii, "separators": separators, "sort_keys": bool(sort_keys)}
+    return json.dumps(value, indent=indent, **options)
 
 
 def _raise_exception(message: object) -> None:
@@ -273,7 +261,7 @@ class _Guard(NodeTransformer):
         cost = sum(1 for _ in node.find_all(nodes.Node)) // _NODES_PER_STEP
         self.generic_visit(node)
         if cost:
-            pay = self._through("_pay", nodes.Const(cost))
+            pay = self._through("_pay", nodes.Const(cost, lineno=node.lineno))
             node.body.insert(0, nodes.ExprStmt(pay, lineno=node.lineno))
             if getattr(node, "test", None) is not None:
                 node.test = nodes.And(pay, node.test)
@@ -295,17 +283,16 @@ class _Guard(NodeTransformer):
         node.nodes = [self._through("_walked", part) for part in node.nodes]
         return self._through("_made", node)
 
-    def visit_List(self, node: nodes.List | nodes.Tuple) -> nodes.Expr:  # noqa: N802
+    def visit_List(self, node: Any) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
-        return node if isinstance(node, nodes.Tuple) and node.ctx != "load" else self._through("_made", node)
+        return node if getattr(node, "ctx", "load") != "load" else self._through("_made", node)
 
-    visit_Tuple = visit_List  # noqa: N815
+    visit_Tuple = visit_Dict = visit_List  # noqa: N815
 
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Filter:  # noqa: N802
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Pair:  # noqa: N802
         self.generic_visit(node)
-        for pair in node.items:
-            pair.key = self._through("_walked", pair.key)
-        return self._through("_made", node)
+        node.key = self._through("_walked", node.key)
+        return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Expr:  # noqa: N802
         self.generic_visit(node)
