@@ -5,6 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 TOOLS  := build/tools
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+PROJECT := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 BUILD_ENV := PYTHONPATH="$(CURDIR)/$(TOOLS)" PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH"
 MODEL  ?= smollm2-135m
 NATIVE := $(wildcard native/*.cc native/*.h native/*.txt native/isa/*.*)
@@ -20,13 +21,16 @@ $(TOOLS)/.ready: pyproject.toml
 	$(PIP) install -q --upgrade --target $(TOOLS) 'scikit-build-core>=1.0' 'nanobind>=2.4' 'cmake>=3.26' ninja
 	touch $@
 
-# The compiled part is rebuilt when its sources change; Python sources are used in place.
+# The compiled part is rebuilt when its sources change; Python sources are used in place. Requirements are
+# installed on their own: pip would take one that is among the build tools for installed.
 $(VENV)/.installed: $(TOOLS)/.ready pyproject.toml $(NATIVE)
-	$(BUILD_ENV) $(PIP) install -q --no-build-isolation --editable .
+	$(BIN)/python -c '$(PROJECT); print(*project["dependencies"], sep="\n")' | $(PIP) install -q -r /dev/stdin
+	$(BUILD_ENV) $(PIP) install -q --no-build-isolation --no-deps --editable .
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(BUILD_ENV) $(PIP) install -q --no-build-isolation --editable '.[dev]'
+	$(BIN)/python -c '$(PROJECT); print(*project["optional-dependencies"]["dev"], sep="\n")' \
+	  | $(PIP) install -q -r /dev/stdin
 	touch $@
 
 install: $(VENV)/.installed   ## set up .venv with loadproof in it
