@@ -13,6 +13,14 @@ std::size_t size(int x) { return static_cast<std::size_t>(x); }
 }  // namespace
 
 void check_config(const PlanConfig& config) {
+  // Products of two such sizes stay far below 2**63, positions are exact as floats, and no int overflows.
+  constexpr int kMost = 1 << 24, kWidest = 1 << 20;
+  require(config.vocab_size <= kMost && config.max_model_len <= kMost &&
+              config.max_num_batched_tokens <= kMost && config.max_num_seqs <= kMost,
+          "vocab_size, max_model_len, max_num_batched_tokens and max_num_seqs are at most 2**24");
+  require(config.hidden_size <= kWidest && config.block_size <= kWidest,
+          "hidden_size and block_size are at most 2**20");
+
   require(config.num_threads >= 1 && config.num_threads <= 1024, "num_threads must be from 1 to 1024");
   require(config.hidden_size >= 1 && config.vocab_size >= 1, "hidden_size and vocab_size must be positive");
   require(config.max_num_batched_tokens >= 1 && config.max_num_seqs >= 1 && config.max_model_len >= 1,
@@ -38,11 +46,13 @@ void check_batch(const PlanConfig& config, const Batch& batch) {
   for (const std::int32_t token : batch.token_ids)
     require(token >= 0 && token < config.vocab_size, "a token id is outside the vocabulary");
   for (std::size_t s = 0; s < seqs; ++s) {
+    require(batch.query_starts[s] >= 0 && batch.query_starts[s] < batch.query_starts[s + 1],
+            "a sequence's length must be from its rows to max_model_len");
     const int rows = batch.query_starts[s + 1] - batch.query_starts[s];
     const int len = batch.seq_lens[s];
     require(rows >= 1 && len >= rows && len <= config.max_model_len,
             "a sequence's length must be from its rows to max_model_len");
-    const int blocks = (len + config.block_size - 1) / config.block_size;
+    const int blocks = (len - 1) / config.block_size + 1;
     require(blocks <= batch.max_blocks, "a block table is shorter than its sequence");
     for (const std::int32_t b : batch.block_tables.subspan(s * size(batch.max_blocks), size(blocks)))
       require(b >= 0 && b < config.num_blocks, "a block number is outside the cache");

@@ -221,8 +221,9 @@ NB_MODULE(_native, m) {
   nb::class_<Matrix>(m, "Matrix")
       .def("__init__",
            [](Matrix* self, int columns, int k) {
-             if (columns < 1 || k < 1)
-               throw std::invalid_argument("a matrix needs at least one row and column");
+             constexpr int most = 1 << 30;
+             if (columns < 1 || k < 1 || columns > most || k > most)
+               throw std::invalid_argument("a matrix has from 1 to 2**30 rows and columns");
              new (self) Matrix(columns, k);
            })
       .def("pack", [](Matrix& matrix,

@@ -250,8 +250,8 @@ double read_bandwidth(int num_threads, std::size_t bytes) {
   // Untouched pages would all be the one page of zeros.
   pool.run([&](int t) { std::fill_n(share(t), lines * kWords, std::uint64_t{1}); });
   double best = 0.0;
-  for (const std::size_t streams : {1, 4, 16})
-    for (const std::size_t ahead : {0, 1024, 8192}) {
+  for (const std::size_t streams : {std::size_t{1}, std::size_t{4}, std::size_t{16}})
+    for (const std::size_t ahead : {std::size_t{0}, std::size_t{1024}, std::size_t{8192}}) {
       const double seconds =
           best_seconds(pool, [&](int t) { keep(read_lines(share(t), lines, streams, ahead)); });
       const std::size_t read = lines / streams * streams * kLine * threads;

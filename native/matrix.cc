@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cstdint>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -16,8 +17,10 @@ int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
 }  // namespace
 
-HugeBuffer::HugeBuffer(std::size_t bytes) : bytes_((bytes + kPage - 1) / kPage * kPage) {
+HugeBuffer::HugeBuffer(std::size_t bytes) {
   if (bytes == 0) return;
+  if (bytes > SIZE_MAX - 2 * kPage) throw std::bad_alloc();
+  bytes_ = (bytes + kPage - 1) / kPage * kPage;
   // One page more than needed, then the ends are given back: the middle is aligned.
   void* mapped = mmap(nullptr, bytes_ + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
@@ -56,7 +59,8 @@ void Matrix::pack(std::span<const bf16> rows_data, int rows, int first, int pane
   if (rows < 1 || first < 0 || panel_step < 1 || panel_offset < 0 ||
       rows_data.size() != k * static_cast<std::size_t>(rows))
     throw std::invalid_argument("pack: rows do not match the data");
-  const int last_panel = (first + rows - 1) / kLanes * panel_step + panel_offset;
+  const std::int64_t last = std::int64_t{first} + rows - 1;
+  const std::int64_t last_panel = last / kLanes * panel_step + panel_offset;
   if (last_panel >= columns_padded_ / kLanes) throw std::invalid_argument("pack: columns beyond the matrix");
   const std::size_t panel_size = static_cast<std::size_t>(k_padded_) * kLanes;
   for (int r = 0; r < rows;) {

@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -8,6 +9,20 @@
 
 namespace loadproof {
 namespace {
+
+constexpr int kMostHeads = 1 << 16, kMostPlane = 1 << 30;
+
+// Sizes of memory, which no machine has where they overflow.
+std::size_t product_of(std::size_t a, std::size_t b) {
+  std::size_t c;
+  if (__builtin_mul_overflow(a, b, &c)) throw std::bad_alloc();
+  return c;
+}
+std::size_t sum_of(std::size_t a, std::size_t b) {
+  std::size_t c;
+  if (__builtin_add_overflow(a, b, &c)) throw std::bad_alloc();
+  return c;
+}
 
 const PlanConfig& checked(const PlanConfig& config) {
   check_config(config);
@@ -37,10 +52,19 @@ void Plan::add(Step step) {
   require(!output_norm_, "the output ends a plan");
   if (const auto* linear = std::get_if<LinearStep>(&step)) measure(*linear);
   if (const auto* qkv = std::get_if<QkvStep>(&step)) measure(*qkv);
-  if (const auto* norm = std::get_if<NormStep>(&step))
+  if (const auto* norm = std::get_if<NormStep>(&step)) {
+    const bool rounds = norm->output == NormOutput::kBf16;
     require(norm->weight.size() == size(config_.hidden_size), "a norm weight must be [hidden_size]");
-  if (const auto* attention = std::get_if<AttentionStep>(&step))
-    require(attention->layer + 1 == static_cast<int>(layer_offset_.size()), "attention follows its keys");
+    require(norm->from == Buffer::kResidual || norm->from == Buffer::kProjected, "a norm reads floats");
+    require(rounds ? norm->to == Buffer::kNormed
+                   : norm->to == Buffer::kResidual || norm->to == Buffer::kProjected,
+            "a norm writes the normed buffer in bf16, or floats of its own width");
+  }
+  if (const auto* attention = std::get_if<AttentionStep>(&step)) {
+    const auto* qkv = steps_.empty() ? nullptr : std::get_if<QkvStep>(&steps_.back());
+    require(qkv && qkv->layer == attention->layer && qkv->shape == attention->shape,
+            "attention follows its keys, of the same shape");
+  }
   steps_.push_back(std::move(step));
 }
 
@@ -50,6 +74,10 @@ void Plan::measure(const LinearStep& step) {
   require(step.out_columns >= 1 && step.out_columns <= w.columns, "out_columns exceeds the matrix");
   require(step.bias.empty() || step.bias.size() == size(w.columns), "a bias needs one entry a padded column");
   require(gated == (step.to == Buffer::kGated), "gated products go to the gated buffer, and no others");
+  require(step.from == Buffer::kNormed || step.from == Buffer::kAttended || step.from == Buffer::kGated,
+          "a product reads bf16");
+  require(step.to != Buffer::kNormed && step.to != Buffer::kAttended,
+          "a product writes floats, or gated bf16");
   require(!gated || w.panels() % 2 == 0, "gated output needs gate and up panels");
   if (gated) gated_stride_ = std::max(gated_stride_, row_stride(w.columns / 2));
   if (step.to == Buffer::kQkv) qkv_width_ = std::max(qkv_width_, step.out_columns);
@@ -67,6 +95,7 @@ void Plan::measure(const QkvStep& step) {
           "heads must divide into kv heads");
   require(h.head_dim >= 2 && h.head_dim <= kMaxHeadDim && h.head_dim % 2 == 0,
           "head_dim must be even, at most 512");
+  require(h.num_heads <= kMostHeads, "at most 2**16 heads");
   require(step.layer == static_cast<int>(layer_offset_.size()), "layers must come in order");
   require(qkv_width_ >= (h.num_heads + 2 * h.num_kv_heads) * h.head_dim,
           "queries, keys and values come first");
@@ -82,15 +111,18 @@ void Plan::measure(const QkvStep& step) {
           "layers must agree in num_heads * head_dim");
   attended_width_ = h.num_heads * h.head_dim;
   const int dp = head_padded(h.head_dim);
+  require(size(config_.block_size) * size(dp) <= size(kMostPlane),
+          "a block's plane is at most 2**30 elements");
   layer_offset_.push_back(cache_elements_);
   block_stride_.push_back(size(h.num_kv_heads) * 2 * size(config_.block_size) * size(dp));
-  cache_elements_ += block_stride_.back() * size(config_.num_blocks);
+  cache_elements_ = sum_of(cache_elements_, product_of(block_stride_.back(), size(config_.num_blocks)));
   query_width_ = std::max(query_width_, h.num_heads * dp);
   attended_stride_ = std::max(attended_stride_, row_stride(attended_width_));
   scratch_size_ = std::max(scratch_size_, scratch_bytes(dp, h.num_heads / h.num_kv_heads));
 }
 
 void Plan::set_output(NormStep norm, std::shared_ptr<const Matrix> weight, float softcap) {
+  require(!output_norm_, "the output ends a plan");
   require(embedding_ != nullptr, "the embedding starts a plan");
   require(!steps_.empty(), "a plan has at least one step");
   require(norm.weight.size() == size(config_.hidden_size), "a norm weight must be [hidden_size]");
@@ -106,7 +138,7 @@ void Plan::allocate() {
   // Row tiles read up to a multiple of 32 rows, so every buffer has that many more.
   const auto rows = [](int n) { return size(round_up(n, kRowTile) + kRowTile); };
   const std::size_t most = rows(config_.max_num_batched_tokens);
-  cache_ = HugeBuffer(cache_elements_ * sizeof(bf16));
+  cache_ = HugeBuffer(product_of(cache_elements_, sizeof(bf16)));
   residual_ = HugeBuffer(most * size(config_.hidden_size) * sizeof(float));
   queries_ = HugeBuffer(most * size(query_width_) * sizeof(bf16));
   logits_ = HugeBuffer(size(config_.max_num_seqs) * size(config_.vocab_size) * sizeof(float) + 64);

@@ -50,6 +50,7 @@ struct RopeTable {
 
 struct AttentionShape {
   int num_heads, num_kv_heads, head_dim;
+  bool operator==(const AttentionShape&) const = default;
 };
 
 struct QkvStep {

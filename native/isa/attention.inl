@@ -209,7 +209,8 @@ void soften(const AttentionArgs& args, const Tile& tile, int row, KeyRange keys,
   for (int i = 0; i < (clear_begin < n ? clear_begin : n); i += 16) hide(i);
   for (int i = clear_end; i < n; i += 16) hide(i);
   F16 top = set1(-kInf);
-  for (int i = 0; i < n; i += 16) top = max(top, load(s + i));
+  // A NaN score gives way, whatever follows it: max returns its second operand where one is NaN.
+  for (int i = 0; i < n; i += 16) top = max(load(s + i), top);
   const float m = max_lane(top) * scale;  // minus infinity where the row sees none of these keys
   const F16 shift = set1(m == -kInf ? 0.0f : -m), factor = set1(scale);
   F16 total = zero();
