@@ -250,6 +250,8 @@ def _process(*args: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"},
+        # Whoever runs the tests in the background has them ignore interrupts, and children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
