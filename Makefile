@@ -10,7 +10,7 @@ BUILD_ENV := PYTHONPATH="$(CURDIR)/$(TOOLS)" PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH
 MODEL  ?= smollm2-135m
 NATIVE := $(wildcard native/*.cc native/*.h native/*.txt native/isa/*.*)
 
-.PHONY: help install demo test exactness lint format bench clean
+.PHONY: help install demo test exactness sanitize lint format bench clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
