@@ -45,6 +45,9 @@ test: $(VENV)/.dev   ## set up and run the whole test suite
 exactness: $(VENV)/.dev   ## the whole exactness matrix at every instruction-set level (long: the portable one is slow)
 	LOADPROOF_EXACTNESS=full $(BIN)/python -m pytest tests/exactness $(PYTEST_ARGS)
 
+sanitize: $(VENV)/.dev   ## the native part's unit tests under address and undefined-behaviour sanitizers
+	$(BUILD_ENV) PYTHON="$(CURDIR)/$(BIN)/python" sh tests/sanitize.sh
+
 lint: $(VENV)/.dev   ## ruff, mypy --strict, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
