@@ -5,9 +5,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "plan.h"
+#include "step_queue.h"
 
 namespace nb = nanobind;
 
@@ -44,27 +46,21 @@ void check_rows(const Array<T, 1>& a, std::size_t rows) {
   if (a.size() != rows) throw std::invalid_argument("sampling arrays must have one entry a logits row");
 }
 
-// Output arrays of a run, and the sampling parameters read into the plan's own form.
-struct Sampling {
-  std::vector<SampleParams> params;
-  std::vector<SampleResult> results;
-  std::vector<std::int32_t> top_ids;
-  std::vector<float> top_logprobs;
-
-  void reserve_tops() {
-    std::size_t total = 0;
-    for (const SampleParams& p : params)
-      total += p.num_logprobs > 0 ? static_cast<std::size_t>(p.num_logprobs) : 0;
-    top_ids.resize(total);
-    top_logprobs.resize(total);
-    results.resize(params.size());
-    std::size_t at = 0;
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      results[i] = {0, 0.0f, 0, top_ids.data() + at, top_logprobs.data() + at};
-      at += params[i].num_logprobs > 0 ? static_cast<std::size_t>(params[i].num_logprobs) : 0;
-    }
+// Room for what each row gives: `results` point into the lists beside them.
+void reserve_results(QueuedStep& step) {
+  const auto tops = [](const SampleParams& p) {
+    return static_cast<std::size_t>(std::max(p.num_logprobs, 0));
+  };
+  std::size_t total = 0;
+  for (const SampleParams& p : step.params) total += tops(p);
+  step.top_ids.resize(total);
+  step.top_logprobs.resize(total);
+  std::size_t at = 0;
+  for (const SampleParams& p : step.params) {
+    step.results.push_back({0, 0.0f, 0, step.top_ids.data() + at, step.top_logprobs.data() + at});
+    at += tops(p);
   }
-};
+}
 
 template <class T>
 nb::ndarray<nb::numpy, T> own(std::vector<T> values, std::vector<std::size_t> shape) {
@@ -73,15 +69,18 @@ nb::ndarray<nb::numpy, T> own(std::vector<T> values, std::vector<std::size_t> sh
   return nb::ndarray<nb::numpy, T>(held->data(), shape.size(), shape.data(), owner);
 }
 
-nb::tuple run(Plan& plan, Array<std::int32_t, 1> token_ids, Array<std::int32_t, 1> query_starts,
-              Array<std::int32_t, 1> seq_lens, Array<std::int32_t, 2> block_tables,
-              Array<std::int32_t, 1> logits_rows, Array<float, 1> temperature, Array<std::int32_t, 1> top_k,
-              Array<float, 1> top_p, Array<float, 1> min_p, Array<float, 1> repetition_penalty,
-              Array<float, 1> presence_penalty, Array<float, 1> frequency_penalty,
-              Array<std::uint64_t, 1> seeds, Array<std::int64_t, 1> positions, Array<std::int32_t, 1> history,
-              Array<std::int32_t, 1> history_starts, Array<std::int32_t, 1> num_prompt,
-              Array<std::int32_t, 1> bias_ids, Array<float, 1> bias_values,
-              Array<std::int32_t, 1> bias_starts, Array<std::int32_t, 1> num_logprobs, bool return_logits) {
+std::uint64_t submit(StepQueue& queue, Array<std::int32_t, 1> token_ids, Array<std::int32_t, 1> query_starts,
+                     Array<std::int32_t, 1> seq_lens, Array<std::int32_t, 2> block_tables,
+                     Array<std::int32_t, 1> logits_rows, Array<std::int32_t, 1> carried_rows,
+                     Array<std::int32_t, 1> carried_slots, Array<std::int32_t, 1> sample_slots,
+                     Array<float, 1> temperature, Array<std::int32_t, 1> top_k, Array<float, 1> top_p,
+                     Array<float, 1> min_p, Array<float, 1> repetition_penalty,
+                     Array<float, 1> presence_penalty, Array<float, 1> frequency_penalty,
+                     Array<std::uint64_t, 1> seeds, Array<std::int64_t, 1> positions,
+                     Array<std::int32_t, 1> history, Array<std::int32_t, 1> history_starts,
+                     Array<std::int32_t, 1> num_prompt, Array<std::int32_t, 1> bias_ids,
+                     Array<float, 1> bias_values, Array<std::int32_t, 1> bias_starts,
+                     Array<std::int32_t, 1> num_logprobs, bool return_logits) {
   const std::size_t rows = logits_rows.size();
   for (const auto* a :
        {&temperature, &top_p, &min_p, &repetition_penalty, &presence_penalty, &frequency_penalty})
@@ -91,41 +90,53 @@ nb::tuple run(Plan& plan, Array<std::int32_t, 1> token_ids, Array<std::int32_t, 
   check_rows(positions, rows);
   check_starts(history_starts, rows, history.size());
   check_starts(bias_starts, rows, bias_ids.size());
-  if (bias_values.size() != bias_ids.size()) throw std::invalid_argument("a bias needs one value an id");
-  Sampling sampling;
+  require(bias_values.size() == bias_ids.size(), "a bias needs one value an id");
   for (std::size_t i = 0; i < rows; ++i)
-    sampling.params.push_back(
+    require(num_logprobs(i) <= queue.config().vocab_size, "more logprobs than the vocabulary has tokens");
+  QueuedStep step;
+  step.token_ids = copy_of(token_ids);
+  step.query_starts = copy_of(query_starts);
+  step.seq_lens = copy_of(seq_lens);
+  step.block_tables.assign(block_tables.data(), block_tables.data() + block_tables.size());
+  step.max_blocks = static_cast<int>(block_tables.shape(1));
+  step.logits_rows = copy_of(logits_rows);
+  step.carried_rows = copy_of(carried_rows);
+  step.carried_slots = copy_of(carried_slots);
+  step.sample_slots = copy_of(sample_slots);
+  step.history = copy_of(history);
+  step.bias_ids = copy_of(bias_ids);
+  step.bias_values = copy_of(bias_values);
+  step.return_logits = return_logits;
+  for (std::size_t i = 0; i < rows; ++i)
+    step.params.push_back(
         {temperature(i), top_k(i), top_p(i), min_p(i), repetition_penalty(i), presence_penalty(i),
-         frequency_penalty(i), seeds(i), positions(i), history.data() + history_starts(i),
-         history_starts(i + 1) - history_starts(i), num_prompt(i), bias_ids.data() + bias_starts(i),
-         bias_values.data() + bias_starts(i), bias_starts(i + 1) - bias_starts(i), num_logprobs(i)});
-  const auto vocab = static_cast<std::size_t>(plan.config().vocab_size);
-  for (const SampleParams& p : sampling.params)
-    if (p.num_logprobs > plan.config().vocab_size)
-      throw std::invalid_argument("more logprobs than the vocabulary has tokens");
-  sampling.reserve_tops();
-  const Batch batch{span_of(token_ids),    span_of(query_starts), span_of(seq_lens),
-                    span_of(block_tables), span_of(logits_rows),  static_cast<int>(block_tables.shape(1))};
+         frequency_penalty(i), seeds(i), positions(i), step.history.data() + history_starts(i),
+         history_starts(i + 1) - history_starts(i), num_prompt(i), step.bias_ids.data() + bias_starts(i),
+         step.bias_values.data() + bias_starts(i), bias_starts(i + 1) - bias_starts(i), num_logprobs(i)});
+  reserve_results(step);
+  return queue.submit(std::move(step));
+}
+
+nb::tuple wait(StepQueue& queue, std::uint64_t number) {
+  QueuedStep step;
   {
     nb::gil_scoped_release released;
-    plan.run(batch, sampling.params, sampling.results);
+    step = queue.wait(number);
   }
+  const std::size_t rows = step.results.size(), tops = step.top_ids.size();
+  const auto vocab = static_cast<std::size_t>(queue.config().vocab_size);
   std::vector<std::int32_t> tokens, ranks;
   std::vector<float> logprobs;
-  for (const SampleResult& r : sampling.results) {
+  for (const SampleResult& r : step.results) {
     tokens.push_back(r.token);
     ranks.push_back(r.token_rank);
     logprobs.push_back(r.token_logprob);
   }
   nb::object logits = nb::none();
-  if (return_logits) {
-    const std::span<const float> found = plan.logits();
-    logits = nb::cast(own(std::vector<float>(found.begin(), found.end()), {rows, vocab}));
-  }
-  const std::size_t tops = sampling.top_ids.size();
+  if (step.return_logits) logits = nb::cast(own(std::move(step.logits), {rows, vocab}));
   return nb::make_tuple(own(std::move(tokens), {rows}), own(std::move(logprobs), {rows}),
-                        own(std::move(ranks), {rows}), own(std::move(sampling.top_ids), {tops}),
-                        own(std::move(sampling.top_logprobs), {tops}), logits);
+                        own(std::move(ranks), {rows}), own(std::move(step.top_ids), {tops}),
+                        own(std::move(step.top_logprobs), {tops}), logits);
 }
 
 AttentionShape shape_of(int num_heads, int num_kv_heads, int head_dim) {
@@ -199,13 +210,18 @@ void bind_plan(nb::module_& m) {
                  {Buffer::kResidual, Buffer::kNormed, NormOutput::kBf16, copy_of(norm_weight), eps, offset},
                  std::move(weight), softcap);
            })
-      .def("run", &run, exact("token_ids"), exact("query_starts"), exact("seq_lens"), exact("block_tables"),
-           exact("logits_rows"), exact("temperature"), exact("top_k"), exact("top_p"), exact("min_p"),
+      .def_prop_ro("cache_bytes", &Plan::cache_bytes);
+  // The plan outlives the queue that runs it.
+  nb::class_<StepQueue>(m, "StepQueue")
+      .def(nb::init<Plan&>(), nb::keep_alive<1, 2>())
+      .def("submit", &submit, exact("token_ids"), exact("query_starts"), exact("seq_lens"),
+           exact("block_tables"), exact("logits_rows"), exact("carried_rows"), exact("carried_slots"),
+           exact("sample_slots"), exact("temperature"), exact("top_k"), exact("top_p"), exact("min_p"),
            exact("repetition_penalty"), exact("presence_penalty"), exact("frequency_penalty"), exact("seeds"),
            exact("positions"), exact("history"), exact("history_starts"), exact("num_prompt"),
            exact("bias_ids"), exact("bias_values"), exact("bias_starts"), exact("num_logprobs"),
            nb::arg("return_logits"))
-      .def_prop_ro("cache_bytes", &Plan::cache_bytes);
+      .def("wait", &wait, nb::arg("number"));
 }
 
 }  // namespace

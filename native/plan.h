@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -80,9 +79,11 @@ class Plan {
   void add(Step step);
   void set_output(NormStep norm, std::shared_ptr<const Matrix> weight, float softcap);
 
-  // Runs the batch and samples one token for each of its logits rows: `params` and `results` have R entries.
-  // No allocation. Throws std::invalid_argument for a malformed batch, before anything is written, and
-  // std::runtime_error while another thread's step runs.
+  // Throws std::invalid_argument for a batch that run() must not see; any thread may ask.
+  void check(const Batch& batch, std::span<const SampleParams> params) const;
+
+  // Runs a batch that was checked and samples one token for each of its logits rows: `params` and `results`
+  // have R entries. No allocation. One run at a time: the caller's part.
   void run(const Batch& batch, std::span<const SampleParams> params, std::span<SampleResult> results);
 
   // Raw logits of the last run: [R, vocab_size].
@@ -153,7 +154,6 @@ class Plan {
   std::vector<std::atomic<int>> counters_;       // rows taken, by segment
 
   // The step being run.
-  std::mutex running_;
   Batch batch_{};
   std::span<const SampleParams> params_;
   std::span<SampleResult> results_;

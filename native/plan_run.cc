@@ -1,7 +1,6 @@
 // Running a plan: which thread does what, and the arguments of each kernel call.
 #include <algorithm>
 #include <cassert>
-#include <mutex>
 #include <stdexcept>
 #include <utility>
 
@@ -29,14 +28,14 @@ void Plan::index_rows(const Batch& batch) {
   }
 }
 
-void Plan::run(const Batch& batch, std::span<const SampleParams> params, std::span<SampleResult> results) {
-  // Released on every way out: one step at a time has the plan's memory.
-  const std::unique_lock<std::mutex> only(running_, std::try_to_lock);
-  if (!only) throw std::runtime_error("a step is running on this device already");
+void Plan::check(const Batch& batch, std::span<const SampleParams> params) const {
   require(output_norm_.has_value(), "the plan has no output yet");
   check_batch(config_, batch);
   check_sampling(config_, batch, params);
-  require(results.size() == params.size(), "one result a logits row");
+}
+
+void Plan::run(const Batch& batch, std::span<const SampleParams> params, std::span<SampleResult> results) {
+  assert(params.size() == batch.logits_rows.size() && results.size() == params.size());
   index_rows(batch);
   batch_ = batch;
   params_ = params;

@@ -7,7 +7,9 @@ mixes up a block, a position or a row answers with other tokens. What no engine 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +55,10 @@ def small_limits(
 
 
 class FakeDevice:
-    """See the module. ``num_rows`` counts the token rows of all steps, ``largest_step`` those of one."""
+    """See the module. ``num_rows`` counts the token rows of all steps, ``largest_step`` those of one.
+
+    A submitted step runs as late as may be: when its result, or a later one's, is asked for.
+    """
 
     def __init__(self, limits: DeviceLimits | None = None, vocab_size: int = VOCAB_SIZE) -> None:
         self.limits = limits or small_limits()
@@ -63,25 +68,61 @@ class FakeDevice:
         self.num_rows = 0
         self.num_steps = 0
         self.largest_step = 0
+        self.num_carried = 0
         self.fail_at_step: int | None = None
+        self._waiting: deque[FakeStep] = deque()
+        self._produced: frozenset[int] = frozenset()  # slots that the newest submitted step samples into
+        self._last_tokens: dict[int, int] = {}
         self._tokens = np.full((self.limits.num_blocks, self.limits.block_size), -1, np.int64)
         self._positions = np.full_like(self._tokens, -1)
-        self._computed: dict[int, int] = {}  # by an owner's first block
 
-    def execute(self, batch: StepBatch) -> StepResult:
+    def submit(self, batch: StepBatch) -> FakeStep:
         assert not self.closed
+        self._check(batch)
+        self._produced = frozenset(batch.sample_slots.tolist())
+        step = FakeStep(self, batch)
+        self._waiting.append(step)
+        return step
+
+    def run_until(self, step: FakeStep) -> None:
+        while not step.done:
+            first = self._waiting.popleft()
+            first.done = True
+            try:
+                first.found = self._run(first.batch)
+            except RuntimeError as error:
+                first.error = error
+
+    def _run(self, submitted: StepBatch) -> StepResult:
         self.num_steps += 1
         if self.num_steps == self.fail_at_step:
+            self._last_tokens = {}
             raise RuntimeError("the device failed")
-        self._check(batch)
+        batch = self._carry(submitted)
         self._write(batch)
         rows = [self._logits(batch, int(row)) for row in batch.logits_rows]
         sampled = [sample(logits, batch.sampling, row) for row, logits in enumerate(rows)]
+        tokens = np.array([token for token, _ in sampled], np.int32)
+        self._last_tokens = dict(zip(batch.sample_slots.tolist(), tokens.tolist(), strict=False))
         return StepResult(
-            np.array([token for token, _ in sampled], np.int32),
+            tokens,
             [logprobs for _, logprobs in sampled],
             np.array(rows, np.float32).reshape(-1, self.vocab_size) if batch.return_logits else None,
         )
+
+    def _carry(self, batch: StepBatch) -> StepBatch:
+        """The batch with the tokens that it takes from the step before."""
+        token_ids, history = batch.token_ids.copy(), batch.sampling.history.copy()
+        for row, slot in zip(batch.carried_rows.tolist(), batch.carried_slots.tolist(), strict=True):
+            if slot not in self._last_tokens:
+                raise RuntimeError("the step before failed")
+            token_ids[row] = self._last_tokens[slot]
+            self.num_carried += 1
+        starts = batch.sampling.history_starts
+        for index, row in enumerate(batch.logits_rows.tolist()):
+            if starts[index] < starts[index + 1]:
+                history[starts[index + 1] - 1] = token_ids[row]
+        return replace(batch, token_ids=token_ids, sampling=replace(batch.sampling, history=history))
 
     def close(self) -> None:
         self.closed = True
@@ -106,6 +147,14 @@ class FakeDevice:
         assert ((batch.token_ids >= 0) & (batch.token_ids < self.vocab_size)).all()
         assert ((batch.block_tables >= 0) & (batch.block_tables < self.limits.num_blocks)).all()
         check_sampling(batch.sampling, len(batch.logits_rows))
+        for array in (batch.sample_slots, batch.carried_rows, batch.carried_slots):
+            assert array.dtype == np.int32
+            assert array.flags.c_contiguous
+        assert len(batch.sample_slots) in (0, len(batch.logits_rows))
+        assert len(set(batch.sample_slots.tolist())) == len(batch.sample_slots)
+        assert (np.diff(batch.carried_rows) > 0).all()
+        if not set(batch.carried_slots.tolist()) <= self._produced:
+            raise ValueError("a row carries over a token that the step before it did not sample")
 
     def _write(self, batch: StepBatch) -> None:
         written: set[int] = set()
@@ -113,10 +162,6 @@ class FakeDevice:
             first, last = batch.query_starts[index : index + 2]
             positions = np.arange(length - (last - first), length)
             table = batch.block_tables[index]
-            owner = int(table[0])
-            done = self._computed.get(owner, 0)
-            assert positions[0] in (0, done), f"position {positions[0]} follows {done} computed ones"
-            self._computed[owner] = int(length)
             blocks = table[positions // self.limits.block_size]
             assert not written & set(blocks.tolist()), "two sequences write one block"
             written |= set(blocks.tolist())
@@ -131,6 +176,24 @@ class FakeDevice:
         offsets = positions % self.limits.block_size
         assert (self._positions[blocks, offsets] == positions).all(), "the cache holds other positions"
         return logits_of(self._tokens[blocks, offsets].tolist(), self.vocab_size)
+
+
+@dataclass(eq=False)
+class FakeStep:
+    """A step that was submitted to a fake device."""
+
+    device: FakeDevice
+    batch: StepBatch
+    done: bool = False
+    found: StepResult | None = None
+    error: RuntimeError | None = None
+
+    def result(self) -> StepResult:
+        self.device.run_until(self)
+        if self.error is not None:
+            raise self.error
+        assert self.found is not None
+        return self.found
 
 
 def logits_of(prefix: list[int], vocab_size: int = VOCAB_SIZE) -> F32:

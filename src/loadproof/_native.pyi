@@ -1,4 +1,4 @@
-"""Types of the compiled module; shapes and errors are in native/plan.h and native/matrix.h."""
+"""Types of the compiled module; shapes and errors are in native/plan.h, step_queue.h and matrix.h."""
 
 import enum
 
@@ -97,13 +97,21 @@ class Plan:
     def set_output(
         self, norm_weight: F32, eps: float, offset: float, weight: Matrix, softcap: float
     ) -> None: ...
-    def run(
+    @property
+    def cache_bytes(self) -> int: ...
+
+class StepQueue:
+    def __init__(self, plan: Plan) -> None: ...
+    def submit(
         self,
         token_ids: I32,
         query_starts: I32,
         seq_lens: I32,
         block_tables: I32,
         logits_rows: I32,
+        carried_rows: I32,
+        carried_slots: I32,
+        sample_slots: I32,
         temperature: F32,
         top_k: I32,
         top_p: F32,
@@ -121,9 +129,8 @@ class Plan:
         bias_starts: I32,
         num_logprobs: I32,
         return_logits: bool,
-    ) -> tuple[I32, F32, I32, I32, F32, F32 | None]: ...
-    @property
-    def cache_bytes(self) -> int: ...
+    ) -> int: ...
+    def wait(self, number: int) -> tuple[I32, F32, I32, I32, F32, F32 | None]: ...
 
 def sample_row(
     logits: F32,

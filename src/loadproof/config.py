@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from loadproof.devices.device import DeviceLimits
+    from loadproof.engine.pipeline import PipelineOptions
+    from loadproof.engine.scheduler import SchedulerOptions
     from loadproof.graph import Graph
 
 _CACHE_ELEMENT_BYTES = 2  # bf16
@@ -42,6 +44,16 @@ class EngineConfig:
     """Most sequences running at once; others wait."""
     max_num_batched_tokens: int = 2048
     """Token budget of a step, shared by prompts and decodes."""
+    max_num_prefill_tokens: int = 512
+    """Most prompt tokens of a step while other requests decode: a long prompt doesn't hold them up."""
+    scheduling_policy: str = "fcfs"
+    """Who goes first: "fcfs", by arrival; "priority", by the least priority, then by arrival."""
+    enable_prefix_caching: bool = True
+    """Reuse the blocks of prefixes that were computed before."""
+    async_scheduling: bool = True
+    """Plan and submit a step while the one before it runs."""
+    check_integrity: bool = False
+    """Check all bookkeeping after every step instead of only when idle: for tests and for those in doubt."""
     block_size: int = 32
     """Tokens in a block of the key-value cache: 16, 32, 64, 128, 256 or a multiple of 512."""
     num_blocks_override: int | None = None
@@ -65,6 +77,7 @@ class EngineConfig:
         for name, low, high in (
             ("max_num_seqs", 1, 4096),
             ("max_num_batched_tokens", 1, 1 << 20),
+            ("max_num_prefill_tokens", 1, 1 << 20),
             ("block_size", 16, 4096),
             ("max_logprobs", -1, _INT32_MAX),
         ):
@@ -78,6 +91,11 @@ class EngineConfig:
         ):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), low, high)
+        for name in ("enable_prefix_caching", "async_scheduling", "check_integrity"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise ConfigError(f"scheduling_policy must be fcfs or priority, not {self.scheduling_policy!r}")
         if self.block_size not in (16, 32, 64, 128, 256) and self.block_size % 512:
             raise ConfigError(
                 f"block_size must be 16, 32, 64, 128, 256 or a multiple of 512, not {self.block_size}"
@@ -91,6 +109,22 @@ class EngineConfig:
         if unknown:
             raise ConfigError(f"no such settings: {', '.join(unknown)}; there are {', '.join(known)}")
         return cls(model=model, **settings)
+
+    def scheduler_options(self) -> SchedulerOptions:
+        """What the scheduler is told."""
+        from loadproof.engine.scheduler import SchedulerOptions
+
+        return SchedulerOptions(
+            policy=self.scheduling_policy,
+            enable_prefix_caching=self.enable_prefix_caching,
+            max_num_prefill_tokens=self.max_num_prefill_tokens,
+        )
+
+    def pipeline_options(self) -> PipelineOptions:
+        """What the pipeline of steps is told."""
+        from loadproof.engine.pipeline import PipelineOptions
+
+        return PipelineOptions(async_scheduling=self.async_scheduling, check_integrity=self.check_integrity)
 
     def limits(self, graph: Graph, free_memory: int) -> DeviceLimits:
         """Sizes of the device for a model, with ``free_memory`` bytes there before its weights are read.

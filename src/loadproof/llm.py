@@ -39,7 +39,12 @@ class LLM:
         self.model_name = loaded.name
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.engine = Engine(
-            loaded.device, loaded.tokenizer, seed=self.config.seed, max_logprobs=self.config.max_logprobs
+            loaded.device,
+            loaded.tokenizer,
+            seed=self.config.seed,
+            max_logprobs=self.config.max_logprobs,
+            scheduling=self.config.scheduler_options(),
+            pipeline=self.config.pipeline_options(),
         )
         self._generation_config = loaded.generation_config
 
@@ -67,16 +72,19 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts together; outputs in the prompts' order, the same as if each had been alone.
 
         A prompt is text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; ids are integers,
-        or an integer array of NumPy's. Parameters are one set for all or one a prompt; None takes
-        :meth:`get_default_sampling_params`. ``use_tqdm`` shows progress on standard error if that is a
+        or an integer array of NumPy's. An object may hold a ``cache_salt`` as well: only prompts of one salt
+        share cached prefixes. Parameters are one set for all or one a prompt; None takes
+        :meth:`get_default_sampling_params`. ``priority`` is one integer a prompt, the least first, for the
+        scheduling policy of that name. ``use_tqdm`` shows progress on standard error if that is a
         terminal. Raises ``ValueError``, naming the prompt by its number where there are several, before
         anything is computed where a prompt or its parameters can't be served.
         """
-        return self._run(tokenize_prompts(prompts, self.tokenizer), sampling_params, use_tqdm)
+        return self._run(tokenize_prompts(prompts, self.tokenizer), sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -119,7 +127,11 @@ class LLM:
         deltas: deque[CompletionDelta] = deque()
         with naming(0, 1):
             request_id = self.engine.add_request(
-                tokenized.token_ids, params, prompt=tokenized.text, on_delta=deltas.append
+                tokenized.token_ids,
+                params,
+                prompt=tokenized.text,
+                cache_salt=tokenized.cache_salt,
+                on_delta=deltas.append,
             )
         unfinished = params.n
         try:
@@ -145,6 +157,10 @@ class LLM:
         """The engine's counters, by name."""
         return self.engine.stats()
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes, those that running requests compute included; always true."""
+        return self.engine.reset_prefix_cache()
+
     def close(self) -> None:
         """Free the model's memory and threads; safe to call again.
 
@@ -158,17 +174,24 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, prompts: list[TokenizedPrompt], params: Params, use_tqdm: bool) -> list[RequestOutput]:
+    def _run(
+        self,
+        prompts: list[TokenizedPrompt],
+        params: Params,
+        use_tqdm: bool,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
         request_ids: list[str] = []
         each = self._params(params, len(prompts))
+        ranks = _priorities(priority, len(prompts))
         try:
             with progress_bar(len(prompts), show=use_tqdm) as progress:
                 receive = _receiver(outputs, progress)
                 with self.engine.exclusive():  # no step of another thread's before all are known to be served
-                    for index, (prompt, one) in enumerate(zip(prompts, each, strict=True)):
+                    for index, (prompt, one, rank) in enumerate(zip(prompts, each, ranks, strict=True)):
                         with naming(index, len(prompts)):
-                            request_ids.append(self._add(prompt, one, receive))
+                            request_ids.append(self._add(prompt, one, rank, receive))
                 self._step_until(lambda: len(outputs) == len(request_ids))
             for output in outputs.values():
                 self._check_open(*(completion.finish_reason for completion in output.outputs))
@@ -179,9 +202,20 @@ class LLM:
                 self.engine.abort_request(request_id)
 
     def _add(
-        self, prompt: TokenizedPrompt, params: SamplingParams, receive: Callable[[RequestOutput], None]
+        self,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        priority: int,
+        receive: Callable[[RequestOutput], None],
     ) -> str:
-        return self.engine.add_request(prompt.token_ids, params, prompt=prompt.text, on_output=receive)
+        return self.engine.add_request(
+            prompt.token_ids,
+            params,
+            prompt=prompt.text,
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+            on_output=receive,
+        )
 
     def _step_until(self, done: Callable[[], bool]) -> None:
         """Move all requests on until ``done``, which the steps of other threads may bring about too."""
@@ -212,6 +246,14 @@ def _one_each(params: object, count: int) -> Sequence[SamplingParams]:
     if len(params) != count:
         raise RequestError(f"{count} prompts and {len(params)} sampling parameters")
     return params
+
+
+def _priorities(priority: object, count: int) -> Sequence[int]:
+    if priority is None:
+        return [0] * count
+    if not isinstance(priority, (list, tuple)) or len(priority) != count:
+        raise RequestError(f"priority is a list of {count} integers, one a prompt, not {priority!r:.200}")
+    return priority
 
 
 def _receiver(outputs: dict[str, RequestOutput], progress: Progress) -> Callable[[RequestOutput], None]:

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadproof.devices.cpu import CpuDevice
-from loadproof.devices.device import F32, I32, Device, DeviceLimits, SamplingBatch, StepBatch, StepResult
+from loadproof.devices.device import (
+    F32,
+    I32,
+    Device,
+    DeviceLimits,
+    SamplingBatch,
+    StepBatch,
+    StepResult,
+    SubmittedStep,
+)
 from loadproof.graph import Graph
 from loadproof.weights.tensors import TensorSource
 
@@ -82,7 +91,7 @@ def run(
     done = [0] * len(sequences)
     for chunks in steps:
         parts = [Rows(sequences[i], done[i], done[i] + count, tables[i]) for i, count in chunks]
-        found = device.execute(batch_of(parts)).logits
+        found = device.submit(batch_of(parts)).result().logits
         assert found is not None
         at = 0
         for (i, count), part in zip(chunks, parts, strict=True):
@@ -127,6 +136,20 @@ def first_difference(found: F32, expected: F32) -> str | None:
     return f"position {position}, token {token}: {values} ({rows} of {len(found)} positions differ)"
 
 
+@dataclass(frozen=True)
+class LeakyStep:
+    """A step of a leaky device."""
+
+    step: SubmittedStep
+    leaks: bool
+
+    def result(self) -> StepResult:
+        found = self.step.result()
+        if self.leaks and found.logits is not None and len(found.logits):
+            found.logits[-1, 7] = np.nextafter(found.logits[-1, 7], np.float32(np.inf))
+        return found
+
+
 class LeakyDevice:
     """A device as others are: one logit is the next float up where a step holds more than one sequence."""
 
@@ -136,11 +159,8 @@ class LeakyDevice:
         self.vocab_size = device.vocab_size
         self.fingerprint = device.fingerprint
 
-    def execute(self, batch: StepBatch) -> StepResult:
-        result = self._device.execute(batch)
-        if len(batch.seq_lens) > 1 and result.logits is not None and len(result.logits):
-            result.logits[-1, 7] = np.nextafter(result.logits[-1, 7], np.float32(np.inf))
-        return result
+    def submit(self, batch: StepBatch) -> LeakyStep:
+        return LeakyStep(self._device.submit(batch), leaks=len(batch.seq_lens) > 1)
 
     def close(self) -> None:
         self._device.close()

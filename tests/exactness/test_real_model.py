@@ -136,7 +136,7 @@ def test_a_leak_of_one_bit_is_found(baseline: Baseline) -> None:
     with engine(baseline.isa) as llm:
         few = slice(3)
         leaky = LeakyDevice(llm.engine.device)
-        llm.engine._runner._device = leaky
+        llm.engine._pipeline._device = leaky
         prompts, params = baseline.prompts[few], baseline.params[few]
         assert first_parting(record_alone(llm, prompts, params), baseline.answers[few]) is None
         problem = first_parting(record(llm, prompts, params), baseline.answers[few])

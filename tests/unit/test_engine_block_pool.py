@@ -15,7 +15,7 @@ def test_every_block_is_handed_out_once() -> None:
 def test_freed_blocks_come_back() -> None:
     pool = BlockPool(4)
     blocks = pool.allocate(4)
-    pool.free(blocks[1:3])
+    pool.release(blocks[1:3])
     assert pool.num_free_blocks == 2
     assert sorted(pool.allocate(2)) == sorted(blocks[1:3])
 
@@ -26,6 +26,6 @@ def test_what_no_caller_may_do_is_asserted() -> None:
     blocks = pool.allocate(1)
     with pytest.raises(AssertionError, match="2 blocks wanted, 1 free"):
         pool.allocate(2)
-    pool.free(blocks)
+    pool.release(blocks)
     with pytest.raises(AssertionError, match="freed twice"):
-        pool.free(blocks)
+        pool.release(blocks)

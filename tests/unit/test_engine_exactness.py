@@ -14,6 +14,8 @@ from tests.fake_device import VOCAB_SIZE, FakeDevice, byte_tokenizer, logits_of,
 from loadproof import RequestOutput, SamplingParams
 from loadproof.devices.device import DeviceLimits
 from loadproof.engine.engine import Engine
+from loadproof.engine.pipeline import PipelineOptions
+from loadproof.engine.scheduler import SchedulerOptions
 
 TOKENIZER = byte_tokenizer()
 Ask = tuple[list[int], SamplingParams]
@@ -99,7 +101,10 @@ def test_arrival_never_changes_an_answer(order: list[int], gaps: list[int], limi
 
 def test_every_position_is_computed_once() -> None:
     device = FakeDevice(small_limits(max_num_batched_tokens=7))
-    outputs = _run(Engine(device, TOKENIZER), ASKS)
+    # Shared prefixes and steps ahead of the results would save and add some.
+    alone = SchedulerOptions(enable_prefix_caching=False)
+    engine = Engine(device, TOKENIZER, scheduling=alone, pipeline=PipelineOptions(async_scheduling=False))
+    outputs = _run(engine, ASKS)
     expected = sum(
         len(output.prompt_token_ids) + len(completion.token_ids) - 1
         for output in outputs

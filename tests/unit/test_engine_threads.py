@@ -8,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.fake_device import FakeDevice, fake_loader
+from tests.fake_device import FakeDevice, FakeStep, fake_loader
 from tests.tiny_models import write_model
 
 from loadproof import LLM, SamplingParams
-from loadproof.devices.device import StepBatch, StepResult
 from loadproof.engine.admission import RequestError
 from loadproof.engine.lock import FairLock
 
@@ -90,10 +89,10 @@ class _Gated(FakeDevice):
         self.computing = threading.Event()
         self.go_on = threading.Event()
 
-    def execute(self, batch: StepBatch) -> StepResult:
+    def run_until(self, step: FakeStep) -> None:
         self.computing.set()
         assert self.go_on.wait(PATIENCE)
-        return super().execute(batch)
+        super().run_until(step)
 
 
 @pytest.fixture

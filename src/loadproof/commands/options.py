@@ -66,6 +66,23 @@ _ENGINE: list[tuple[str, dict[str, Any]]] = [
     ),
     ("--max-num-seqs", {"type": int, "help": "Most sequences running at once."}),
     ("--max-num-batched-tokens", {"type": int, "help": "Token budget of a step."}),
+    ("--max-num-prefill-tokens", {"type": int, "help": "Most prompt tokens of a step while others decode."}),
+    (
+        "--scheduling-policy",
+        {"type": click.Choice(["fcfs", "priority"]), "help": "Who goes first: by arrival, or by priority."},
+    ),
+    (
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        {"default": None, "help": "Reuse prefixes that were computed before; default: on."},
+    ),
+    (
+        "--async-scheduling/--no-async-scheduling",
+        {"default": None, "help": "Plan a step while the one before it runs; default: on."},
+    ),
+    (
+        "--check-integrity",
+        {"is_flag": True, "default": None, "help": "Check all bookkeeping after every step."},
+    ),
     (
         "--block-size",
         {"type": int, "help": "Tokens in a cache block: 16, 32, 64, 128, 256 or a multiple of 512."},
@@ -102,8 +119,14 @@ _SAMPLING: list[tuple[str, dict[str, Any]]] = [
         {"callback": _bias, "metavar": "JSON", "help": 'Added to logits, as {"TOKEN ID": NUMBER}.'},
     ),
 ]
-_ENGINE_NAMES = [flag.removeprefix("--").replace("-", "_") for flag, _ in _ENGINE]
-_SAMPLING_NAMES = [flag.removeprefix("--").replace("-", "_") for flag, _ in _SAMPLING]
+
+
+def _names(options: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    return [flag.partition("/")[0].removeprefix("--").replace("-", "_") for flag, _ in options]
+
+
+_ENGINE_NAMES = _names(_ENGINE)
+_SAMPLING_NAMES = _names(_SAMPLING)
 
 
 def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:

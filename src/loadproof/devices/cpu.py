@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -83,24 +84,23 @@ class CpuDevice:
             limits.num_blocks,
         )
         _PlanBuilder(plan, tensors, limits.max_model_len, self.num_threads).build(lowered)
-        self._plan: _native.Plan | None = plan
+        self.cache_bytes = plan.cache_bytes
+        self._queue: _native.StepQueue | None = _native.StepQueue(plan)
 
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the key-value cache."""
-        return 0 if self._plan is None else self._plan.cache_bytes
-
-    def execute(self, batch: StepBatch) -> StepResult:
-        """See :meth:`Device.execute`; the interpreter lock is released while the step runs."""
-        if self._plan is None:
+    def submit(self, batch: StepBatch) -> CpuStep:
+        """See :meth:`Device.submit`; no step needs the interpreter lock to run."""
+        if self._queue is None:
             raise ValueError("the device is closed")
         s = batch.sampling
-        tokens, logprobs, ranks, top_ids, top_logprobs, logits = self._plan.run(
+        number = self._queue.submit(
             batch.token_ids,
             batch.query_starts,
             batch.seq_lens,
             batch.block_tables,
             batch.logits_rows,
+            batch.carried_rows,
+            batch.carried_slots,
+            batch.sample_slots,
             s.temperature,
             s.top_k,
             s.top_p,
@@ -119,12 +119,30 @@ class CpuDevice:
             s.num_logprobs,
             batch.return_logits,
         )
-        rows = _row_logprobs(s.num_logprobs, logprobs, ranks, top_ids, top_logprobs)
-        return StepResult(tokens, rows, logits)
+        return CpuStep(self._queue, number, s.num_logprobs)
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        """Run one step and wait for it."""
+        return self.submit(batch).result()
 
     def close(self) -> None:
-        """See :meth:`Device.close`."""
-        self._plan = None
+        """See :meth:`Device.close`; steps that were submitted run to their end."""
+        self._queue = None
+
+
+@dataclass(frozen=True)
+class CpuStep:
+    """A :class:`~loadproof.devices.device.SubmittedStep` of the native queue."""
+
+    queue: _native.StepQueue
+    number: int
+    num_logprobs: I32
+
+    def result(self) -> StepResult:
+        """See :meth:`SubmittedStep.result`; the interpreter lock is released meanwhile."""
+        tokens, logprobs, ranks, top_ids, top_logprobs, logits = self.queue.wait(self.number)
+        rows = _row_logprobs(self.num_logprobs, logprobs, ranks, top_ids, top_logprobs)
+        return StepResult(tokens, rows, logits)
 
 
 def _row_logprobs(

@@ -1,12 +1,15 @@
 """What the engine asks of a device: one step over any mix of rows of any sequences.
 
-Ownership: the caller owns every array in a :class:`StepBatch` until :meth:`Device.execute` returns, and
+Steps run in the order of their submission, one at a time, so a step may be submitted while the one before it
+runs, and take tokens from that one which nobody but the device knows yet.
+
+Ownership: the caller owns every array in a :class:`StepBatch` again once :meth:`Device.submit` returns, and
 owns the arrays in the result. The device owns the key-value cache; the engine owns the block numbers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +19,11 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
+
+
+def no_rows() -> I32:
+    """Indices of no row."""
+    return np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class SamplingBatch:
     frequency_penalty: F32  # [R]; 0 is off; over output tokens
     seeds: U64  # [R]
     positions: I64  # [R]; absolute position of the token being sampled: the random numbers' counter
-    history: I32  # [sum]; known tokens of rows that use a penalty: prompt, then output
+    history: I32  # [sum]; tokens of rows that use a penalty, prompt then output; the last is the row's own
     history_starts: I32  # [R + 1]
     num_prompt: I32  # [R]; how many of the row's history tokens are prompt
     bias_ids: I32  # [sum]; token ids with an additive bias (minus infinity bans a token)
@@ -45,15 +53,27 @@ class SamplingBatch:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Rows of one step: S sequences, T tokens in all, the tokens of a sequence consecutive and in order."""
+    """Rows of one step: S sequences, T tokens in all, the tokens of a sequence consecutive and in order.
 
-    token_ids: I32  # [T]
+    A slot is a place where the device keeps the token that a step sampled, for the very next step: a row may
+    carry it over instead of having its token from the host. Whatever ``token_ids`` and the last entry of
+    ``history`` hold for such a row is not read. All other rows' tokens are the host's.
+    """
+
+    token_ids: I32  # [T]; within the vocabulary, also where it isn't read
     query_starts: I32  # [S + 1]; sequence s has rows query_starts[s]..query_starts[s + 1], at least one
     seq_lens: I32  # [S]; context length after this step: the last row's position plus one
     block_tables: I32  # [S, max_blocks]; entry j holds positions j * block_size...; unused entries are 0
     logits_rows: I32  # [R]; rows of T, ascending, whose next token is wanted
     sampling: SamplingBatch  # R entries
     return_logits: bool = False  # also return raw logits of the R rows (tests, tools)
+    sample_slots: I32 = field(
+        default_factory=no_rows
+    )  # [R], distinct, or empty: the slot that each sampled token is kept in
+    carried_rows: I32 = field(
+        default_factory=no_rows
+    )  # [C]; ascending rows of T whose token the preceding step samples
+    carried_slots: I32 = field(default_factory=no_rows)  # [C]; the slots that it keeps them in
 
 
 @dataclass(frozen=True)
@@ -86,6 +106,13 @@ class DeviceLimits:
     num_blocks: int  # blocks of the key-value cache, numbered from 0
 
 
+class SubmittedStep(Protocol):
+    """A step that is waiting for its turn, running or done."""
+
+    def result(self) -> StepResult:
+        """Wait for the step to end; to be called once. Raises what its run raised."""
+
+
 class Device(Protocol):
     """An executor of one model's graph, with its weights, cache and scratch memory."""
 
@@ -93,8 +120,12 @@ class Device(Protocol):
     vocab_size: int
     fingerprint: str  # what outputs may depend on: weights, numeric format, kernel version, ISA level
 
-    def execute(self, batch: StepBatch) -> StepResult:
-        """Run one step; blocks until its results are known. Raises ``ValueError`` on a malformed batch."""
+    def submit(self, batch: StepBatch) -> SubmittedStep:
+        """Queue one step and return at once.
+
+        Raises ``ValueError`` on a malformed batch, of which nothing is kept: also where a row carries over
+        a token that the step submitted before does not sample.
+        """
 
     def close(self) -> None:
         """Release threads and memory; the device is unusable afterwards."""

@@ -72,6 +72,16 @@ class Door:
         return room if params.max_tokens is None else min(params.max_tokens, room)
 
 
+def check_placing(priority: object, cache_salt: object, policy: str) -> None:
+    """Refuse a priority or a cache salt that can't be one, or that would be ignored."""
+    if type(priority) is not int or not -(2**63) <= priority < 2**63:
+        raise RequestError(f"priority must be an integer of 64 bits, not {priority!r}")
+    if priority and policy != "priority":
+        raise RequestError(f"priority {priority} with scheduling policy {policy!r}: it needs 'priority'")
+    if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+        raise RequestError(f"cache_salt must be text that is not empty, not {cache_salt!r}")
+
+
 def _integer(token_id: object) -> int:
     """NumPy's integers and their like are token ids too."""
     try:

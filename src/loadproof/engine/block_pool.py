@@ -1,37 +1,148 @@
-"""The key-value cache's blocks: which are free and which are held."""
+"""The key-value cache's blocks: who holds them, and which contents can be had again by their tokens."""
 
 from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from loadproof.engine.invariant import require
+
+
+class BlockKey(NamedTuple):
+    """What a full block holds.
+
+    ``digest`` is SHA-256 over the parent's digest and the block's tokens, so it names the whole prefix;
+    ``tokens`` are the block's own, as bytes, compared on a hit so that no collision can pass for one.
+    """
+
+    digest: bytes
+    tokens: bytes
 
 
 class BlockPool:
     """Hands out block numbers ``0..num_blocks - 1``; the device owns the memory behind them.
 
-    Free blocks are handed out most recently freed first, so a lightly loaded engine stays in few pages.
+    A block is held by any number of sequences. One that nobody holds is free: either blank or, where its
+    contents were published, cached until it is needed. Blank blocks go first, most recently freed first,
+    so that a lightly loaded engine stays in few pages; then cached ones, least recently used first.
     """
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._held = bytearray(num_blocks)
+        self.num_evictions = 0
+        self._holders = [0] * num_blocks
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # published blocks that nobody holds, oldest first
+        self._keys: list[BlockKey | None] = [None] * num_blocks
+        self._published: dict[bytes, int] = {}
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be allocated now."""
-        return len(self._free)
+        """Blocks that can be allocated now, cached ones among them."""
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks whose contents can be had again, held or not."""
+        return len(self._published)
+
+    def num_holders(self, block: int) -> int:
+        """How many sequences hold a block."""
+        return self._holders[block]
+
+    def key_of(self, block: int) -> BlockKey | None:
+        """What a published block holds; None for others."""
+        return self._keys[block]
 
     def allocate(self, count: int) -> list[int]:
-        """Take ``count`` blocks; the caller has checked that so many are free."""
-        assert 0 <= count <= len(self._free), f"{count} blocks wanted, {len(self._free)} free"
-        blocks = [self._free.pop() for _ in range(count)]
-        for block in blocks:
-            assert not self._held[block], f"block {block} was free and held at once"
-            self._held[block] = 1
-        return blocks
+        """Take ``count`` blocks of any contents; the caller has checked that so many are free."""
+        assert 0 <= count <= self.num_free_blocks, f"{count} blocks wanted, {self.num_free_blocks} free"
+        return [self._take() for _ in range(count)]
 
-    def free(self, blocks: list[int]) -> None:
-        """Give blocks back, each exactly once."""
+    def find(self, keys: Iterable[BlockKey]) -> list[int]:
+        """The published blocks of the longest run of ``keys`` from the first; this holds none of them."""
+        found = []
+        for key in keys:
+            block = self._published.get(key.digest)
+            if block is None or self._keys[block] != key:
+                break
+            found.append(block)
+        return found
+
+    def num_unheld(self, blocks: Sequence[int]) -> int:
+        """How many of these count as free as long as nobody holds them."""
+        return sum(not self._holders[block] for block in blocks)
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Hold published blocks once more."""
+        for block in blocks:
+            assert self._keys[block] is not None, f"block {block} was never published"
+            if not self._holders[block]:
+                del self._cached[block]
+            self._holders[block] += 1
+
+    def publish(self, block: int, key: BlockKey) -> None:
+        """Offer a held block as a hit: its contents exist now and never change while it is published.
+
+        Where another block offers the same already, that one stays the only one.
+        """
+        assert self._holders[block], f"block {block} is published, but nobody holds it"
+        assert self._keys[block] in (None, key), f"block {block} is published as something else"
+        if key.digest not in self._published:
+            self._published[key.digest] = block
+            self._keys[block] = key
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give up one hold of each block of a sequence, in the order of their positions.
+
+        The last ones count as used longest ago: without its predecessors a block is of no use to anybody.
+        """
         for block in reversed(blocks):
-            assert self._held[block], f"block {block} freed twice"
-            self._held[block] = 0
-            self._free.append(block)
+            assert self._holders[block], f"block {block} freed twice"
+            self._holders[block] -= 1
+            if self._holders[block]:
+                continue
+            if self._keys[block] is None:
+                self._blank.append(block)
+            else:
+                self._cached[block] = None
+
+    def forget(self) -> None:
+        """Offer nothing any more; whoever holds a block keeps it."""
+        self._blank.extend(self._cached)
+        self._cached.clear()
+        for block in self._published.values():
+            self._keys[block] = None
+        self._published.clear()
+
+    def _take(self) -> int:
+        if self._blank:
+            block = self._blank.pop()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            self._unpublish(block)
+            self.num_evictions += 1
+        assert not self._holders[block], f"block {block} was free and held at once"
+        self._holders[block] = 1
+        return block
+
+    def _unpublish(self, block: int) -> None:
+        key = self._keys[block]
+        assert key is not None
+        assert self._published[key.digest] == block
+        del self._published[key.digest]
+        self._keys[block] = None
+
+    def check_integrity(self) -> None:
+        """Raise :class:`IntegrityError` where the books on free, held and published blocks disagree."""
+        free = [*self._blank, *self._cached]
+        unheld = {block for block in range(self.num_blocks) if not self._holders[block]}
+        require(len(free) == len(unheld) and set(free) == unheld, "free blocks are lost, doubled or held")
+        require(all(self._keys[block] is None for block in self._blank), "a blank block is published")
+        require(all(self._keys[block] is not None for block in self._cached), "a cached block has no key")
+        named = {key.digest: block for block, key in enumerate(self._keys) if key is not None}
+        require(named == self._published, "published blocks and their keys disagree")

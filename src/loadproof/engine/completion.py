@@ -34,12 +34,15 @@ class Completion:
         self._stops = StopChecker(params.stop, include_stop_str_in_output=params.include_stop_str_in_output)
         self._include_stop = params.include_stop_str_in_output
         self._num_unstoppable = params.min_tokens if params.stop else MAX_TOKENS
+        self._num_tokens = 0
         self._pieces: list[str] = []
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
 
     def push(self, row: RowLogprobs | None) -> tuple[str, Finish | None]:
         """Take in the request's newest token; its new text and, where it ends the request, how."""
         token_id = self.request.output_token_ids[-1]
+        self._num_tokens += 1
+        assert self._num_tokens == len(self.request.output_token_ids), "a token was left out"
         if self._logprobs is not None:
             assert row is not None
             self._logprobs.append(self._position(token_id, row))
@@ -52,6 +55,10 @@ class Completion:
             finish = ("stop", self._stops.stopped)
         self._pieces.append(text)
         return text, finish
+
+    def rewind(self) -> None:
+        """Take back the request's tokens that never got here: they are sampled again, the same."""
+        del self.request.output_token_ids[self._num_tokens :]
 
     def abort(self) -> str:
         """End the text where it stands; returns what was held back and may be shown now."""

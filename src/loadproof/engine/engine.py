@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from loadproof.engine.admission import ClosedError, Door, RequestError
+from loadproof.engine.admission import ClosedError, Door, RequestError, check_placing
 from loadproof.engine.completion import Completion
 from loadproof.engine.lock import FairLock
 from loadproof.engine.output import CompletionDelta, RequestOutput
+from loadproof.engine.pipeline import LogitsHook, NewToken, Pipeline, PipelineOptions
 from loadproof.engine.request import Request
-from loadproof.engine.runner import Runner
 from loadproof.engine.sampling_params import SamplingParams
-from loadproof.engine.scheduler import Chunk, Scheduler
+from loadproof.engine.scheduler import SchedulerOptions
 from loadproof.engine.seeds import SeedSource, seed_of
 
 if TYPE_CHECKING:
-    from loadproof.devices.device import F32, Device, StepResult
+    from loadproof.devices.device import Device
     from loadproof.tokenizer.tokenizer import Tokenizer
 
-LogitsHook = Callable[[str, int, int, "F32"], None]
+__all__ = ["Engine", "LogitsHook"]
 
 
 @dataclass(eq=False, slots=True)
@@ -41,7 +41,8 @@ class _Group:
 
     def output(self) -> RequestOutput:
         outputs = [completion.output() for completion in self.completions]
-        return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, 0, True)
+        num_cached = self.completions[0].request.num_cached_tokens or 0
+        return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, num_cached, True)
 
 
 class Engine:
@@ -50,22 +51,28 @@ class Engine:
     Owns the device from construction to :meth:`close`. Listeners are called by whichever thread makes the
     step, holding the engine's lock; they may add and abort requests, but neither step nor close.
     ``on_logits``, where set, is called with (request id, completion index, position of the sampled token,
-    raw logits ``[vocab_size]``) for every token, before anybody sees that: a hook for exactness tests and
-    tools.
+    raw logits ``[vocab_size]``) for every token, before anybody sees that, and again where a step failed
+    after it: a hook for exactness tests and tools.
     """
 
     def __init__(
-        self, device: Device, tokenizer: Tokenizer, *, seed: int | None = None, max_logprobs: int = 20
+        self,
+        device: Device,
+        tokenizer: Tokenizer,
+        *,
+        seed: int | None = None,
+        max_logprobs: int = 20,
+        scheduling: SchedulerOptions | None = None,
+        pipeline: PipelineOptions | None = None,
     ) -> None:
         limits = device.limits
         # A tokenizer may name tokens beyond the model's vocabulary: those are never sampled.
         eos = frozenset(token_id for token_id in tokenizer.eos_token_ids if token_id < device.vocab_size)
         self.device = device
         self.tokenizer = tokenizer
-        self.on_logits: LogitsHook | None = None
+        self.scheduling = scheduling or SchedulerOptions()
         self._door = Door(device.vocab_size, limits.max_model_len, max_logprobs, eos)
-        self._scheduler = Scheduler(limits)
-        self._runner = Runner(device)
+        self._pipeline = Pipeline(device, self.scheduling, pipeline)
         self._seeds = SeedSource(seed)
         self._groups: dict[str, _Group] = {}
         self._lock = FairLock()
@@ -76,12 +83,19 @@ class Engine:
                 "num_requests",
                 "num_finished",
                 "num_aborted",
-                "num_steps",
-                "prompt_tokens",
                 "generation_tokens",
             ),
             0,
         )
+
+    @property
+    def on_logits(self) -> LogitsHook | None:
+        """The hook that gets every row of logits."""
+        return self._pipeline.on_logits
+
+    @on_logits.setter
+    def on_logits(self, hook: LogitsHook | None) -> None:
+        self._pipeline.on_logits = hook
 
     @property
     def closed(self) -> bool:
@@ -99,45 +113,41 @@ class Engine:
         *,
         prompt: str | None = None,
         request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
         on_delta: Callable[[CompletionDelta], None] | None = None,
         on_output: Callable[[RequestOutput], None] | None = None,
     ) -> str:
         """Queue a request and return its id; nothing is queued where it raises :class:`RequestError`.
 
-        Within later steps ``on_delta`` gets each new token of each completion, and ``on_output`` the whole
-        when all have finished or the request was aborted.
+        The lowest ``priority`` goes first where the policy is priority; no other one knows any but 0. Only
+        requests of one ``cache_salt`` share cached prefixes. Within later steps ``on_delta`` gets each new
+        token of each completion, and ``on_output`` the whole when all have finished or were aborted.
         """
         ids = self._door.check_prompt(prompt_token_ids)
         self._door.check_params(params)
+        check_placing(priority, cache_salt, self.scheduling.policy)
         with self._lock.held():
-            return self._add(ids, params, prompt, request_id, on_delta, on_output)
-
-    def _add(
-        self,
-        ids: list[int],
-        params: SamplingParams,
-        prompt: str | None,
-        request_id: str | None,
-        on_delta: Callable[[CompletionDelta], None] | None,
-        on_output: Callable[[RequestOutput], None] | None,
-    ) -> str:
-        if self._closed:
-            raise ClosedError("the engine is closed")
-        name = str(self._counters["num_requests"]) if request_id is None else request_id
-        if name in self._groups:
-            raise RequestError(f"request id {name!r} is in use")
-        requests = self._requests(name, ids, params)
-        completions = [Completion(request, self.tokenizer) for request in requests]
-        self._groups[name] = _Group(name, prompt, ids, completions, on_delta, on_output)
-        for request in requests:
-            self._scheduler.add(request)
-        self._counters["num_requests"] += 1
-        return name
+            if self._closed:
+                raise ClosedError("the engine is closed")
+            name = str(self._counters["num_requests"]) if request_id is None else request_id
+            if name in self._groups:
+                raise RequestError(f"request id {name!r} is in use")
+            requests = self._requests(name, ids, params, priority, cache_salt)
+            completions = [Completion(request, self.tokenizer) for request in requests]
+            self._groups[name] = _Group(name, prompt, ids, completions, on_delta, on_output)
+            for request in requests:
+                self._pipeline.scheduler.add(request)
+            self._counters["num_requests"] += 1
+            return name
 
     def abort_request(self, request_id: str) -> bool:
         """End a request and free what it holds; its listener gets what there is. False if it is unknown."""
         with self._lock.held():
-            return self._abort(request_id)
+            found = self._abort(request_id)
+            if not self._stepping:
+                self._settle_if_idle()
+            return found
 
     def _abort(self, request_id: str) -> bool:
         group = self._groups.get(request_id)
@@ -145,7 +155,7 @@ class Engine:
             return False
         for completion in group.completions:
             if not completion.request.finished:
-                self._scheduler.finish(completion.request, "abort")
+                self._pipeline.scheduler.finish(completion.request, "abort")
                 text = completion.abort()
                 if group.on_delta is not None:
                     group.on_delta(completion.delta(text, num_tokens=0))
@@ -155,7 +165,7 @@ class Engine:
     def has_unfinished(self) -> bool:
         """Whether another step has work."""
         with self._lock.held():
-            return self._scheduler.has_unfinished()
+            return self._pipeline.scheduler.has_unfinished()
 
     def step(self) -> None:
         """Move every request on as far as one step's token budget goes. Does nothing without requests.
@@ -172,25 +182,59 @@ class Engine:
                 self._stepping = False
 
     def _step(self) -> None:
-        if not self._scheduler.has_unfinished():
+        if not self._pipeline.has_work():
             return
-        chunks = self._scheduler.schedule()
-        result = self._runner.run(chunks, return_logits=self.on_logits is not None)
-        self._postprocess(chunks, result)
-        if not self._scheduler.has_unfinished():
-            self._scheduler.check_idle()
+        try:
+            report = self._pipeline.advance()
+            if report is not None:
+                self._counters["generation_tokens"] += len(report.new_tokens)
+                for token in report.new_tokens:
+                    self._show(token)
+        except BaseException:
+            self._restart()
+            raise
+        self._settle_if_idle()
+
+    def _settle_if_idle(self) -> None:
+        """With no request left, take back what the step in flight still holds for finished ones."""
+        if self._pipeline.scheduler.has_unfinished():
+            return
+        try:
+            self._pipeline.settle()
+        except BaseException:
+            self._restart()
+            raise
+
+    def _restart(self) -> None:
+        """Have all requests go on from what their listeners know: what a failed step did is unsure."""
+        unfinished = []
+        for group in self._groups.values():
+            for completion in group.completions:
+                if not completion.request.finished:
+                    completion.rewind()
+                    unfinished.append(completion.request)
+        self._pipeline.restart(unfinished)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes, those that running requests compute included; always true."""
+        with self._lock.held():
+            self._pipeline.scheduler.reset_prefix_cache()
+            return True
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, and what is running now."""
-        scheduler = self._scheduler
+        scheduler = self._pipeline.scheduler
         with self._lock.held():
             return {
                 **self._counters,
+                **asdict(scheduler.counters),
+                "num_steps": self._pipeline.num_steps,
                 "num_running": len(scheduler.running),
                 "num_waiting": len(scheduler.waiting),
-                "num_sat_out_steps": scheduler.num_sat_out_steps,
                 "num_blocks": scheduler.pool.num_blocks,
                 "num_free_blocks": scheduler.pool.num_free_blocks,
+                "num_cached_blocks": scheduler.pool.num_cached_blocks,
+                "prefix_cache_evictions": scheduler.pool.num_evictions,
             }
 
     def close(self) -> None:
@@ -207,58 +251,39 @@ class Engine:
             self._closed = True
             for request_id in list(self._groups):
                 self._abort(request_id)
+            self._pipeline.restart(())
             self.device.close()
 
-    def _requests(self, name: str, ids: list[int], params: SamplingParams) -> list[Request]:
+    def _requests(
+        self, name: str, ids: list[int], params: SamplingParams, priority: int, cache_salt: str | None
+    ) -> list[Request]:
         seed = self._seeds.next() if params.seed is None else params.seed
         max_tokens = self._door.max_tokens(params, len(ids))
         eos = self._door.eos_of(params)
-        return [Request(name, i, ids, params, seed_of(seed, i), max_tokens, eos) for i in range(params.n)]
+        return [
+            Request(name, i, ids, params, seed_of(seed, i), max_tokens, eos, priority, cache_salt)
+            for i in range(params.n)
+        ]
 
-    def _postprocess(self, chunks: list[Chunk], result: StepResult) -> None:
-        """Bring every request up to date with a step that ran, and tell the listeners."""
-        self._counters["num_steps"] += 1
-        token_ids = result.token_ids.tolist()
-        row = 0
-        for chunk in chunks:
-            this, row = row, row + chunk.samples
-            if chunk.samples:
-                self._show_logits(chunk.request, result, this)
-            if chunk.request.finished:  # a listener aborted it within this very step
-                continue
-            try:
-                self._count(chunk)
-                self._scheduler.advance(chunk, token_ids[this] if chunk.samples else None)
-                if chunk.samples:
-                    self._show(chunk.request, result, this)
-            except BaseException:
-                # Half brought up to date, it must not go on: another thread may be waiting for it.
-                self._abort(chunk.request.request_id)
-                raise
-
-    def _show_logits(self, request: Request, result: StepResult, row: int) -> None:
-        # Before the request moves on: where the hook fails, the next step computes the same row again.
-        if self.on_logits is not None and result.logits is not None and not request.finished:
-            self.on_logits(request.request_id, request.index, request.num_tokens, result.logits[row])
-
-    def _count(self, chunk: Chunk) -> None:
-        request = chunk.request
-        prompt_left = request.num_prompt_tokens - request.num_computed_tokens
-        if prompt_left > 0:
-            self._counters["prompt_tokens"] += min(chunk.num_tokens, prompt_left)
-        self._counters["generation_tokens"] += chunk.samples
-
-    def _show(self, request: Request, result: StepResult, row: int) -> None:
-        """Hand a request's new token, row ``row`` of the result, to its completion and its listener."""
+    def _show(self, token: NewToken) -> None:
+        """Hand a request's new token to its completion and its listener."""
+        request = token.request
+        if request.finished:  # a listener aborted it within this very step
+            return
         group = self._groups[request.request_id]
-        completion = group.completions[request.index]
-        text, finish = completion.push(result.logprobs[row])
-        if finish is not None:
-            self._scheduler.finish(request, *finish)
-        if group.on_delta is not None:
-            group.on_delta(completion.delta(text, num_tokens=1))
-        if finish is not None:
-            self._complete(group)
+        try:
+            completion = group.completions[request.index]
+            text, finish = completion.push(token.logprobs)
+            if finish is not None:
+                self._pipeline.scheduler.finish(request, *finish)
+            if group.on_delta is not None:
+                group.on_delta(completion.delta(text, num_tokens=1))
+            if finish is not None:
+                self._complete(group)
+        except BaseException:
+            # Half brought up to date, it must not go on: another thread may be waiting for it.
+            self._abort(request.request_id)
+            raise
 
     def _complete(self, group: _Group) -> None:
         """Hand out a group whose completions have all finished, once."""

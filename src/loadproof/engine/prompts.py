@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -20,20 +20,33 @@ class TextPrompt(TypedDict):
     """A prompt as text."""
 
     prompt: str
+    cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
     """A prompt as token ids, taken as they are."""
 
     prompt_token_ids: Sequence[int]
+    cache_salt: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """A prompt's token ids, and its text where it was given as one."""
+    """A prompt's token ids, and its text where it was given as one.
+
+    Only prompts of one ``cache_salt`` share what the cache holds of them.
+    """
 
     token_ids: Sequence[int]
     text: str | None
+    cache_salt: str | None = None
+
+
+class _Text(NamedTuple):
+    """A prompt that is still to be encoded."""
+
+    text: str
+    cache_salt: str | None = None
 
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]] | TextPrompt | TokensPrompt | TokenizedPrompt
@@ -67,18 +80,21 @@ def tokenize_prompts(prompts: Prompt | Sequence[Prompt], tokenizer: Tokenizer) -
         with naming(index, len(listed)):
             parts.append(_part(prompt))
     encoded = iter(_encode(parts, tokenizer))
-    return [TokenizedPrompt(next(encoded), part) if isinstance(part, str) else part for part in parts]
+    return [
+        TokenizedPrompt(next(encoded), part.text, part.cache_salt) if isinstance(part, _Text) else part
+        for part in parts
+    ]
 
 
-def _encode(parts: Sequence[str | TokenizedPrompt], tokenizer: Tokenizer) -> list[list[int]]:
-    texts = [part for part in parts if isinstance(part, str)]
+def _encode(parts: Sequence[_Text | TokenizedPrompt], tokenizer: Tokenizer) -> list[list[int]]:
+    texts = [part.text for part in parts if isinstance(part, _Text)]
     try:
         return tokenizer.encode_batch(texts) if texts else []
     except ValueError:
         for index, part in enumerate(parts):  # which one was it?
             with naming(index, len(parts)):
-                if isinstance(part, str):
-                    tokenizer.encode(part)
+                if isinstance(part, _Text):
+                    tokenizer.encode(part.text)
         raise
 
 
@@ -94,25 +110,30 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     return prompts  # type: ignore[return-value]
 
 
-def _part(prompt: Prompt) -> str | TokenizedPrompt:
+def _part(prompt: Prompt) -> _Text | TokenizedPrompt:
     """A prompt's text, still to be encoded, or its tokens."""
-    if isinstance(prompt, (str, TokenizedPrompt)):
+    if isinstance(prompt, str):
+        return _Text(prompt)
+    if isinstance(prompt, TokenizedPrompt):
         return prompt
     if isinstance(prompt, Mapping):
         return _member(prompt)
     return TokenizedPrompt(_ids(prompt), None)
 
 
-def _member(prompt: Mapping[str, object]) -> str | TokenizedPrompt:
-    keys = list(prompt)
+def _member(prompt: Mapping[str, object]) -> _Text | TokenizedPrompt:
+    salt = prompt.get("cache_salt")
+    if salt is not None and not isinstance(salt, str):
+        raise PromptError(f"a prompt object's cache_salt is text, not {type(salt).__name__}")
+    keys = [key for key in prompt if key != "cache_salt"]
     if keys == ["prompt_token_ids"]:
-        return TokenizedPrompt(_ids(prompt["prompt_token_ids"]), None)
+        return TokenizedPrompt(_ids(prompt["prompt_token_ids"]), None, salt)
     if keys != ["prompt"]:
         raise PromptError(f"a prompt object holds either prompt or prompt_token_ids, not {keys!r:.200}")
     text = prompt["prompt"]
     if not isinstance(text, str):
         raise PromptError(f"a prompt object's prompt is text, not {type(text).__name__}")
-    return text
+    return _Text(text, salt)
 
 
 def _ids(value: object) -> Sequence[int]:

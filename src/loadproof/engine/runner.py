@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from loadproof.devices.device import I64, Device, StepBatch, StepResult
+from loadproof.devices.device import I32, Device, StepBatch
 from loadproof.engine.request import Request
 from loadproof.engine.sampling import SamplingTable
 from loadproof.engine.scheduler import Chunk
@@ -14,65 +14,77 @@ class Runner:
     """Keeps the running requests' tokens, blocks and parameters in arrays by slot.
 
     A step's arrays are gathered from these, so a row costs a few Python operations however long its
-    request is. A slot is loaded when a request is first seen in it, so no message about admission can be
-    lost.
+    request is. Every step finds out for itself what a slot lacks: whose it is since when, and how many of
+    its blocks are there. So no message about admission or preemption can be lost.
     """
 
     def __init__(self, device: Device) -> None:
         limits = device.limits
-        self._device = device
-        self._owners: list[Request | None] = [None] * limits.max_num_seqs
+        self._limits = limits
+        self._vocab_size = device.vocab_size
+        self._owners: list[tuple[Request, int] | None] = [None] * limits.max_num_seqs  # and its admission
+        self._num_blocks = [0] * limits.max_num_seqs
         # Reserved address space; only pages that requests fill take memory.
         self._tokens = np.zeros((limits.max_num_seqs, limits.max_model_len), np.int32)
         width = -(-limits.max_model_len // limits.block_size)
         self._blocks = np.zeros((limits.max_num_seqs, width), np.int32)
         self._sampling = SamplingTable(limits.max_num_seqs)
 
-    def run(self, chunks: list[Chunk], return_logits: bool = False) -> StepResult:
-        """Run one step; the result has a row for each chunk that samples, in their order."""
+    def prepare(self, chunks: list[Chunk], return_logits: bool = False) -> StepBatch:
+        """The arrays of a step: a logits row for each chunk that samples, in their order.
+
+        Every row's token comes from the host's known ones, except where its chunk says that it is carried.
+        """
         assert chunks
-        slots = self._slots(chunks)
-        sampling = [index for index, chunk in enumerate(chunks) if chunk.samples]
-        batch = self._batch(chunks, slots, sampling, return_logits)
-        result = self._device.execute(batch)
-        assert len(result.token_ids) == len(result.logprobs) == len(sampling)
-        # A request's limit ends it before its tokens outgrow their row.
-        self._tokens[slots[sampling], batch.sampling.positions] = result.token_ids
-        return result
-
-    def _slots(self, chunks: list[Chunk]) -> I64:
-        slots = []
-        for chunk in chunks:
-            slot = chunk.request.slot
-            assert slot is not None
-            if self._owners[slot] is not chunk.request:
-                self._load(slot, chunk.request)
-            slots.append(slot)
-        return np.array(slots, np.int64)
-
-    def _load(self, slot: int, request: Request) -> None:
-        known = request.prompt_token_ids + request.output_token_ids
-        self._tokens[slot, : len(known)] = known
-        self._blocks[slot] = 0
-        self._blocks[slot, : len(request.block_ids)] = request.block_ids
-        self._sampling.load(slot, request, self._device.vocab_size)
-        self._owners[slot] = request
-
-    def _batch(self, chunks: list[Chunk], slots: I64, sampling: list[int], return_logits: bool) -> StepBatch:
+        slots = np.array([self._slot(chunk.request) for chunk in chunks], np.int64)
+        starts = np.array([chunk.start for chunk in chunks], np.int64)
         counts = np.array([chunk.num_tokens for chunk in chunks], np.int64)
-        computed = np.array([chunk.request.num_computed_tokens for chunk in chunks], np.int64)
+        sampling = [index for index, chunk in enumerate(chunks) if chunk.samples]
+        carried = [index for index, chunk in enumerate(chunks) if chunk.carried]
         query_starts = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum(counts, out=query_starts[1:])
-        seq_lens = computed + counts
-        positions = np.arange(query_starts[-1]) + np.repeat(computed - query_starts[:-1], counts)
-        width = -(-int(seq_lens.max()) // self._device.limits.block_size)
+        last_rows = query_starts[1:] - 1
+        seq_lens = starts + counts
+        positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], counts)
+        width = -(-int(seq_lens.max()) // self._limits.block_size)
         requests = [chunks[index].request for index in sampling]
+        narrow = slots.astype(np.int32)
         return StepBatch(
             token_ids=self._tokens[np.repeat(slots, counts), positions],
             query_starts=query_starts,
             seq_lens=seq_lens.astype(np.int32),
             block_tables=np.take(self._blocks[:, :width], slots, axis=0),
-            logits_rows=query_starts[1:][sampling] - 1,
+            logits_rows=last_rows[sampling],
             sampling=self._sampling.gather(requests, slots[sampling], seq_lens[sampling], self._tokens),
             return_logits=return_logits,
+            sample_slots=narrow[sampling],
+            carried_rows=last_rows[carried],
+            carried_slots=narrow[carried],
         )
+
+    def record(self, chunks: list[Chunk], token_ids: I32) -> None:
+        """Take in the tokens ``[R]`` that a step sampled for these chunks; their requests hold slots yet."""
+        for chunk, token_id in zip(chunks, token_ids.tolist(), strict=True):
+            slot = chunk.request.slot
+            assert slot is not None
+            # A request's limit ends it before its tokens outgrow their row.
+            self._tokens[slot, chunk.stop] = token_id
+
+    def _slot(self, request: Request) -> int:
+        """The request's slot, with all that is known of it."""
+        slot = request.slot
+        assert slot is not None
+        if self._owners[slot] != (request, request.num_admissions):
+            self._load(slot, request)
+        have, now = self._num_blocks[slot], len(request.block_ids)
+        if have < now:
+            self._blocks[slot, have:now] = request.block_ids[have:]
+            self._num_blocks[slot] = now
+        return slot
+
+    def _load(self, slot: int, request: Request) -> None:
+        self._tokens[slot, : request.num_tokens] = request.tokens_between(0, request.num_tokens)
+        self._blocks[slot] = 0
+        self._num_blocks[slot] = 0
+        self._sampling.load(slot, request, self._vocab_size)
+        self._owners[slot] = (request, request.num_admissions)

@@ -48,12 +48,13 @@ class SamplingTable:
     def gather(self, requests: list[Request], slots: I64, positions: I64, tokens: I32) -> SamplingBatch:
         """Parameters of R rows: ``slots`` and ``positions`` are ``[R]``, ``tokens`` ``[num_slots, len]``.
 
-        ``positions`` are of the tokens being sampled, so as many tokens of each slot are known.
+        ``positions`` are of the tokens being sampled; as many tokens of each slot are known, except that the
+        last may still be the device's to fill in.
         """
         history, history_starts, num_prompt = _histories(requests, slots, positions, tokens)
         biases = [
-            (self._biases_with_bans if request.bans_stops else self._biases)[slot]
-            for request, slot in zip(requests, slots.tolist(), strict=True)
+            (self._biases_with_bans if bans_stops(request, position) else self._biases)[slot]
+            for request, slot, position in zip(requests, slots.tolist(), positions.tolist(), strict=True)
         ]
         return SamplingBatch(
             temperature=self._temperature[slots],
@@ -73,6 +74,11 @@ class SamplingTable:
             bias_starts=_starts([len(ids) for ids, _ in biases]),
             num_logprobs=self._num_logprobs[slots],
         )
+
+
+def bans_stops(request: Request, position: int) -> bool:
+    """Whether ``min_tokens`` forbids the token at ``position`` to end the request."""
+    return position - request.num_prompt_tokens < request.params.min_tokens
 
 
 Bias = tuple[I32, F32]

@@ -1,122 +1,370 @@
-"""Who computes what in the next step, under one budget of tokens."""
+"""Who computes what in the next step, under one budget of tokens, and who gives way when blocks run out."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from loadproof.devices.device import DeviceLimits
-from loadproof.engine.block_pool import BlockPool
-from loadproof.engine.request import FinishReason, Request, RequestStatus
+from loadproof.engine.block_pool import BlockKey, BlockPool
+from loadproof.engine.prefix_keys import PrefixKeys, root_digest
+from loadproof.engine.request import FinishReason, Rank, Request, RequestStatus
+from loadproof.engine.waiting import WaitingQueue
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """How to schedule; none of it changes an answer."""
+
+    policy: str = "fcfs"
+    """"fcfs", or "priority": the least first, and by arrival among equals."""
+    enable_prefix_caching: bool = True
+    max_num_prefill_tokens: int = 512
+    """Most rows of prompts in a step while other requests decode."""
 
 
 class Chunk(NamedTuple):
-    """``num_tokens`` tokens of a request, from ``num_computed_tokens`` on; at least one.
+    """``num_tokens`` rows of a request in a step, from position ``start`` on; at least one.
 
-    ``samples`` says that they reach its last known token, so that the next one can be sampled.
+    ``samples`` says that they reach its last token, so that the next one is sampled. ``carried`` says
+    that the last row's own token is being sampled by the step before: the host doesn't know it yet.
     """
 
     request: Request
+    start: int
     num_tokens: int
     samples: bool
+    carried: bool
+
+    @property
+    def stop(self) -> int:
+        """The position after the last row's."""
+        return self.start + self.num_tokens
+
+
+@dataclass
+class SchedulerCounters:
+    """What happened so far."""
+
+    prompt_tokens: int = 0  # of requests that have started
+    num_preemptions: int = 0
+    num_resumed_with_hits: int = 0
+    num_sat_out_steps: int = 0
+    prefix_cache_queries: int = 0  # tokens
+    prefix_cache_hits: int = 0  # tokens
+
+
+@dataclass
+class _Plan:
+    """A step while it is being planned."""
+
+    num_tokens_left: int
+    num_prefill_left: int
+    num_wanted: int  # blocks that running requests soon want
+    chunks: list[Chunk] = field(default_factory=list)
+    has_room: bool = True  # until a waiting request found none
+
+    @property
+    def admits(self) -> bool:
+        """Whether another waiting request may be looked at."""
+        return self.has_room and self.num_prefill_left > 0
+
+
+_RANK: Callable[[Request], Rank] = attrgetter("rank")
 
 
 class Scheduler:
-    """First come, first served, with one token budget a step for prompts and decodes alike.
+    """Requests in order of their rank, each moved on as far as one token budget and the blocks go.
 
-    Each step, ``num_computed_tokens`` of every running request catches up with ``num_tokens`` as far as the
-    budget goes, so long prompts are split into chunks. A request is admitted once a slot and the blocks for
-    its whole length are free; it keeps both until it finishes, so nothing ever has to be preempted.
+    In each step ``num_computed_tokens`` of every running request catches up with its tokens, prompt and
+    output alike, long ones in chunks. Blocks are taken as they are needed. When they run out, the
+    worst-ranked running request gives way: its full blocks stay cached, and it resumes with what it finds
+    of them. The best-ranked one never does, so it always moves on, and thus every request in its turn.
+
+    A step is in three acts: :meth:`schedule` counts it as computed; the caller submits it, and hands each
+    chunk to :meth:`retire` with its result, in the order of scheduling. Until then no block that the step
+    touches is handed to anybody else. If anything fails between, :meth:`restart` begins anew.
     """
 
-    def __init__(self, limits: DeviceLimits) -> None:
+    def __init__(self, limits: DeviceLimits, options: SchedulerOptions | None = None) -> None:
         assert limits.num_blocks * limits.block_size >= limits.max_model_len, "a longest request must fit"
         self.limits = limits
-        self.pool = BlockPool(limits.num_blocks)
-        self.waiting: OrderedDict[tuple[str, int], Request] = OrderedDict()
-        self.running: dict[tuple[str, int], Request] = {}
-        self.num_sat_out_steps = 0
-        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self.options = options or SchedulerOptions()
+        self.counters = SchedulerCounters()
+        self._num_arrivals = 0
+        self._cache_generation = 0
+        self.restart(())
+
+    def restart(self, requests: Iterable[Request]) -> None:
+        """Hold nothing but these unfinished requests: they wait with the tokens they have."""
+        self.pool = BlockPool(self.limits.num_blocks)
+        self.waiting = WaitingQueue()
+        self.running: list[Request] = []  # by rank
+        self.leaving: set[Request] = set()  # hold a slot and blocks until their last step is retired
+        self.promises: dict[bytes, Request] = {}  # digests of blocks that a running request will fill
+        self.free_slots = list(range(self.limits.max_num_seqs - 1, -1, -1))
+        for request in requests:
+            assert not request.finished
+            request.let_go()
+            request.num_steps_in_flight = request.num_pending_tokens = 0
+            request.status = RequestStatus.WAITING
+            self.waiting.add(request)
 
     def add(self, request: Request) -> None:
         """Queue a request; its length has been checked against ``max_model_len``."""
         assert request.max_cached_tokens < self.limits.max_model_len
         assert request.status is RequestStatus.WAITING
-        assert request.key not in self.waiting
-        self.waiting[request.key] = request
-
-    def schedule(self) -> list[Chunk]:
-        """Plan a step: running requests first, in the order they came, then waiting ones as they fit.
-
-        Only admission changes state; computed tokens move in :meth:`advance`, after the step has run, so a
-        step that never ran can be planned again.
-        """
-        budget = self.limits.max_num_batched_tokens
-        chunks: list[Chunk] = []
-        for request in self.running.values():
-            if budget == 0:
-                self.num_sat_out_steps += 1
-                continue
-            budget -= self._take(request, budget, chunks)
-        while budget > 0 and (admitted := self._admit()) is not None:
-            budget -= self._take(admitted, budget, chunks)
-        return chunks
-
-    def advance(self, chunk: Chunk, token_id: int | None) -> None:
-        """Record that a chunk ran and, where it sampled, its token."""
-        request = chunk.request
-        if token_id is not None:
-            request.output_token_ids.append(token_id)
-        request.num_computed_tokens += chunk.num_tokens
-        assert request.num_computed_tokens < request.num_tokens
-
-    def finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None = None) -> None:
-        """End a waiting or running request and free what it holds."""
-        assert not request.finished, f"request {request.key} finished twice"
-        if request.status is RequestStatus.WAITING:
-            del self.waiting[request.key]
-        else:
-            del self.running[request.key]
-            self._release(request)
-        request.status = RequestStatus.FINISHED
-        request.finish_reason = reason
-        request.stop_reason = stop_reason
+        priority = request.priority if self.options.policy == "priority" else 0
+        request.rank = (priority, self._num_arrivals)
+        self._num_arrivals += 1
+        self.waiting.add(request)
 
     def has_unfinished(self) -> bool:
-        """Whether another step has work."""
-        return bool(self.running or self.waiting)
+        """Whether a request is still to be finished."""
+        return bool(self.running or len(self.waiting)) or any(
+            request.status is RequestStatus.LEAVING for request in self.leaving
+        )
 
-    def check_idle(self) -> None:
-        """Assert that an engine without requests holds no slot and no block."""
-        assert not self.has_unfinished()
-        assert self.pool.num_free_blocks == self.limits.num_blocks
-        assert len(self._free_slots) == self.limits.max_num_seqs
+    def schedule(self) -> list[Chunk]:
+        """Plan a step and count it as computed; where there is nothing to compute, it has no chunks."""
+        plan = self._new_plan()
+        index = 0
+        while plan.num_tokens_left > 0:
+            running = self.running[index] if index < len(self.running) else None
+            waiting = self.waiting.first() if plan.admits else None
+            if waiting is not None and (running is None or waiting.rank < running.rank):
+                if not self._admit(waiting, plan):
+                    continue
+            elif running is None:
+                break
+            self._move_on(self.running[index], plan)
+            index += 1
+        overlooked = sum(request.num_missing_tokens > 0 for request in self.running[index:])
+        self.counters.num_sat_out_steps += overlooked
+        return plan.chunks
 
-    def _take(self, request: Request, budget: int, chunks: list[Chunk]) -> int:
-        missing = request.num_tokens - request.num_computed_tokens
-        assert missing > 0
-        count = min(missing, budget)
-        chunks.append(Chunk(request, count, count == missing))
-        return count
+    def retire(self, chunk: Chunk, token_id: int | None) -> bool:
+        """Take in that a chunk has run and, where it sampled, its token.
 
-    def _admit(self) -> Request | None:
-        """Move the oldest waiting request to running if a slot and its blocks are free."""
-        if not self.waiting or not self._free_slots:
-            return None
-        request = next(iter(self.waiting.values()))
-        num_blocks = -(-request.max_cached_tokens // self.limits.block_size)
-        if num_blocks > self.pool.num_free_blocks:
-            return None
-        del self.waiting[request.key]
-        request.block_ids = self.pool.allocate(num_blocks)
-        request.slot = self._free_slots.pop()
+        Returns whether the request has one more token now: one that finished meanwhile takes none.
+        """
+        request = chunk.request
+        assert (token_id is not None) == chunk.samples
+        assert request.num_steps_in_flight > 0
+        request.num_steps_in_flight -= 1
+        request.num_pending_tokens -= chunk.samples
+        counts = token_id is not None and not request.finished
+        if token_id is not None and counts:
+            request.output_token_ids.append(token_id)
+        assert request.num_ready_tokens == chunk.start or request.finished
+        request.num_ready_tokens = min(chunk.stop, request.num_tokens)
+        self._publish(request)
+        self._leave_if_landed(request)
+        return counts
+
+    def finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """End a request, wherever it stands; what it holds is free once no submitted step can touch it."""
+        assert not request.finished, f"request {request.key} finished twice"
+        before = request.status
+        request.finish_reason = reason
+        request.stop_reason = stop_reason
+        if before is RequestStatus.RUNNING:
+            self._stop_running(request, RequestStatus.FINISHED)
+            self._leave_if_landed(request)
+            return
+        request.status = RequestStatus.FINISHED
+        if before is RequestStatus.WAITING:
+            self.waiting.drop(request)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; what running requests have computed is offered to nobody later."""
+        self.pool.forget()
+        self._cache_generation += 1
+
+    def _new_plan(self) -> _Plan:
+        budget = self.limits.max_num_batched_tokens
+        num_decodes = sum(request.num_missing_tokens == 1 for request in self.running)
+        prefill = budget
+        if num_decodes:
+            # Prompts leave room for all who decode, but never less than a quarter is theirs.
+            prefill = min(self.options.max_num_prefill_tokens, max(budget - num_decodes, budget // 4, 1))
+            # Blocks that running requests want matter to nobody but those who wait.
+        num_wanted = sum(map(self._num_wanted, self.running)) if len(self.waiting) else 0
+        return _Plan(budget, prefill, num_wanted)
+
+    def _move_on(self, request: Request, plan: _Plan) -> None:
+        """Plan as many rows of a running request as budget and blocks allow."""
+        missing = request.num_missing_tokens
+        if missing == 0:
+            return
+        count = min(missing, plan.num_tokens_left)
+        if missing > 1:
+            count = min(count, plan.num_prefill_left)
+        count = self._grow(request, count, plan)
+        if count == 0:
+            self.counters.num_sat_out_steps += 1
+            return
+        plan.num_tokens_left -= count
+        plan.num_prefill_left -= count if missing > 1 else 0
+        samples = count == missing
+        start = request.num_computed_tokens
+        carried = start + count > request.num_tokens
+        assert not carried or count == request.num_pending_tokens == 1
+        plan.chunks.append(Chunk(request, start, count, samples, carried))
+        request.num_computed_tokens += count
+        request.num_pending_tokens += samples
+        request.num_steps_in_flight += 1
+
+    def _grow(self, request: Request, count: int, plan: _Plan) -> int:
+        """Give a running request blocks for ``count`` more positions; how many it has blocks for now."""
+        wanted = self._num_blocks(request.num_computed_tokens + count) - len(request.block_ids)
+        while wanted > self.pool.num_free_blocks:
+            if not self._make_way(request, wanted, plan):
+                break
+        if wanted > 0:
+            taken = min(wanted, self.pool.num_free_blocks)
+            request.block_ids += self.pool.allocate(taken)
+            plan.num_wanted -= taken
+        held = len(request.block_ids) * self.limits.block_size
+        return min(count, held - request.num_computed_tokens)
+
+    def _admit(self, request: Request, plan: _Plan) -> bool:
+        """Make the first of the waiting run, if it need not wait for a prefix and there is room for it."""
+        if 0 < self.waiting.num_parked >= len(self.free_slots):
+            plan.has_room = False  # these go first, and no more are looked at than can run
+            return False
+        hits = self._find_prefix(request)
+        if hits is None:
+            return False
+        new = self._num_blocks(request.num_tokens) - len(hits)
+        while not self.free_slots or (
+            new + self.pool.num_unheld(hits) + plan.num_wanted > self.pool.num_free_blocks
+        ):
+            if not self._make_way(request, new + self.pool.num_unheld(hits), plan):
+                plan.has_room = False
+                return False
+        assert self.waiting.pop() is request
+        self._start(request, hits)
+        plan.num_wanted += self._num_wanted(request)
+        return True
+
+    def _find_prefix(self, request: Request) -> list[int] | None:
+        """Cached blocks of a waiting request's tokens; None, and it is parked, if more are being computed.
+
+        The last token is left to compute in any case: the next one is sampled from its row.
+        """
+        if not self.options.enable_prefix_caching:
+            return []
+        root = root_digest(request.cache_salt, self._cache_generation)
+        if request.prefix is None or request.prefix.root != root:
+            request.prefix = PrefixKeys(root, self.limits.block_size)
+        request.prefix.extend(request)
+        keys = request.prefix.keys[: (request.num_tokens - 1) // self.limits.block_size]
+        hits = self.pool.find(keys)
+        awaited = None
+        for key in keys[len(hits) :]:
+            owner = self.promises.get(key.digest)
+            # Whoever ranks behind may have to give way to this request, so it is not waited for.
+            if owner is None or owner.rank > request.rank:
+                break
+            awaited = key.digest
+        if awaited is None:
+            return hits
+        self.waiting.park(awaited)
+        return None
+
+    def _start(self, request: Request, hits: list[int]) -> None:
+        """Give a request taken from the queue its slot and the cached blocks of its prefix."""
+        self.pool.hold(hits)
         request.status = RequestStatus.RUNNING
-        self.running[request.key] = request
-        return request
+        request.slot = self.free_slots.pop()
+        request.block_ids = hits
+        request.num_published_blocks = len(hits)
+        request.num_computed_tokens = request.num_ready_tokens = len(hits) * self.limits.block_size
+        insort(self.running, request, key=_RANK)
+        for key in request.prefix.keys[len(hits) :] if request.prefix else ():
+            self.promises.setdefault(key.digest, request)
+        self._count_start(request)
 
-    def _release(self, request: Request) -> None:
+    def _count_start(self, request: Request) -> None:
+        num_hits = request.num_computed_tokens
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_hits
+            self.counters.prompt_tokens += request.num_prompt_tokens
+        if request.num_admissions and num_hits:
+            self.counters.num_resumed_with_hits += 1
+        request.num_admissions += 1
+        if self.options.enable_prefix_caching:
+            self.counters.prefix_cache_queries += request.num_tokens
+            self.counters.prefix_cache_hits += num_hits
+
+    def _make_way(self, request: Request, num_blocks: int, plan: _Plan) -> bool:
+        """Have the worst-ranked running request give way to one that ranks before it.
+
+        False where there is none, or where what leaving requests hold will do: wait for that.
+        """
+        coming = sum(self.pool.num_holders(block) == 1 for one in self.leaving for block in one.block_ids)
+        if self.leaving and self.pool.num_free_blocks + coming >= num_blocks:
+            return False
+        victim = self.running[-1] if self.running else request
+        if victim.rank <= request.rank:
+            return False
+        self.counters.num_preemptions += 1
+        victim.num_preemptions += 1
+        self._stop_running(victim, RequestStatus.LEAVING)
+        self._leave_if_landed(victim)
+        plan.num_wanted = sum(map(self._num_wanted, self.running))
+        return True
+
+    def _stop_running(self, request: Request, status: RequestStatus) -> None:
+        place = bisect_left(self.running, request.rank, key=_RANK)
+        assert self.running[place] is request
+        del self.running[place]
+        request.status = status
+        self.leaving.add(request)
+        for key in request.prefix.keys[request.num_published_blocks :] if request.prefix else ():
+            self._keep_promise(key, request)
+
+    def _leave_if_landed(self, request: Request) -> None:
+        """Free what a request holds that no longer runs, once no submitted step can touch it."""
+        if request.num_steps_in_flight or request not in self.leaving:
+            return
+        self.leaving.remove(request)
         assert request.slot is not None
-        self.pool.free(request.block_ids)
-        self._free_slots.append(request.slot)
-        request.block_ids = []
-        request.slot = None
+        self.pool.release(request.block_ids)
+        self.free_slots.append(request.slot)
+        request.let_go()
+        if request.status is RequestStatus.LEAVING:
+            request.status = RequestStatus.WAITING
+            self.waiting.add(request)
+
+    def _publish(self, request: Request) -> None:
+        """Offer the blocks that have just been filled, whatever filled them."""
+        if request.prefix is None:
+            return
+        num_full = request.num_ready_tokens // self.limits.block_size
+        if num_full == request.num_published_blocks:
+            return
+        request.prefix.extend(request)
+        for index in range(request.num_published_blocks, num_full):
+            key = request.prefix.keys[index]
+            self.pool.publish(request.block_ids[index], key)
+            self._keep_promise(key, request)
+        request.num_published_blocks = num_full
+
+    def _keep_promise(self, key: BlockKey, request: Request) -> None:
+        """End a promise, kept or broken: whoever waited for the block looks for itself."""
+        if self.promises.get(key.digest) is request:
+            del self.promises[key.digest]
+            self.waiting.unpark(key.digest)
+
+    def _num_wanted(self, request: Request) -> int:
+        """Blocks that a running request wants yet for its known tokens and one block's worth of others."""
+        soon = min(request.num_tokens + self.limits.block_size, request.max_cached_tokens)
+        return max(0, self._num_blocks(soon) - len(request.block_ids))
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.limits.block_size)

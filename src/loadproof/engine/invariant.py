@@ -1,0 +1,13 @@
+"""Checks of the engine's own books, for those that an ``assert`` would leave out under ``-O``."""
+
+from __future__ import annotations
+
+
+class IntegrityError(AssertionError):
+    """The engine's bookkeeping contradicts itself."""
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise :class:`IntegrityError` unless an invariant holds."""
+    if not holds:
+        raise IntegrityError(message)
