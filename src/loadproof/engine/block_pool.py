@@ -32,6 +32,11 @@ class BlockPool:
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self.num_evictions = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Hold nothing and offer nothing."""
+        num_blocks = self.num_blocks
         self._holders = [0] * num_blocks
         self._blank = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = (

@@ -94,13 +94,14 @@ class Scheduler:
         self.limits = limits
         self.options = options or SchedulerOptions()
         self.counters = SchedulerCounters()
+        self.pool = BlockPool(limits.num_blocks)
         self._num_arrivals = 0
         self._cache_generation = 0
         self.restart(())
 
     def restart(self, requests: Iterable[Request]) -> None:
         """Hold nothing but these unfinished requests: they wait with the tokens they have."""
-        self.pool = BlockPool(self.limits.num_blocks)
+        self.pool.clear()
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # by rank
         self.leaving: set[Request] = set()  # hold a slot and blocks until their last step is retired
@@ -136,12 +137,14 @@ class Scheduler:
             running = self.running[index] if index < len(self.running) else None
             waiting = self.waiting.first() if plan.admits else None
             if waiting is not None and (running is None or waiting.rank < running.rank):
-                if not self._admit(waiting, plan):
-                    continue
-            elif running is None:
+                if self._admit(waiting, plan):  # somewhere before running[index], which is the next one yet
+                    index += 1
+                    self._move_on(waiting, plan)
+            elif running is not None:
+                index += 1
+                self._move_on(running, plan)
+            else:
                 break
-            self._move_on(self.running[index], plan)
-            index += 1
         overlooked = sum(request.num_missing_tokens > 0 for request in self.running[index:])
         self.counters.num_sat_out_steps += overlooked
         return plan.chunks
