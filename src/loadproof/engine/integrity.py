@@ -91,4 +91,5 @@ def _check_holding(request: Request, block_size: int, max_steps_in_flight: int) 
     if request.status is RequestStatus.RUNNING:
         known = request.num_tokens + request.num_pending_tokens
         require(computed < known or request.num_pending_tokens > 0, f"{key} has nothing to compute")
-        require(len(request.output_token_ids) < request.max_tokens, f"{key} runs past its length")
+        # Whoever has just got its last token is finished by the engine after this check.
+        require(len(request.output_token_ids) <= request.max_tokens, f"{key} runs past its length")
