@@ -16,7 +16,8 @@ def root_digest(cache_salt: str | None, generation: int) -> bytes:
 
     ``generation`` counts resets of the cache: a sequence that began before one keeps its old names.
     """
-    salt = b"-" if cache_salt is None else b"+" + cache_salt.encode()
+    # A lone surrogate, which JSON can hold, is text too.
+    salt = b"-" if cache_salt is None else b"+" + cache_salt.encode("utf-8", "surrogatepass")
     return hashlib.sha256(generation.to_bytes(8, "little") + salt).digest()
 
 
