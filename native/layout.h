@@ -10,11 +10,12 @@
 
 namespace loadproof {
 
-constexpr int kRowBlock = 256;       // rows that a thread takes at once when there are many
+constexpr int kRowBlock = 320;       // most rows that a thread takes at once when there are many
 constexpr int kRowsPerThread = 128;  // from this many a thread on, rows are divided instead of columns
 constexpr int kShareUnit = 4;        // panels: a multiple of every level's group, and of a gate and its up
 
-constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
+constexpr int ceil_div(int x, int by) { return (x + by - 1) / by; }
+constexpr int round_up(int x, int to) { return ceil_div(x, to) * to; }
 constexpr std::size_t size(int x) { return static_cast<std::size_t>(x); }
 
 // The share of `count` items, in units of `unit`, that part `part` of `parts` takes: [begin, end).

@@ -44,7 +44,9 @@ void Plan::run(const Batch& batch, std::span<const SampleParams> params, std::sp
   num_logits_ = static_cast<int>(batch.logits_rows.size());
   const int threads = pool_.size();
   const bool by_rows = num_rows_ >= kRowsPerThread * threads;
-  row_block_ = std::min(kRowBlock, round_up((num_rows_ + threads - 1) / threads, kRowTile));
+  // As many blocks as fit, of one size: a small one at the end would stream all weights for a few rows.
+  const int blocks = threads * ceil_div(num_rows_, threads * kRowBlock);
+  row_block_ = round_up(ceil_div(num_rows_, blocks), kRowTile);
   for (auto& counter : counters_) counter.store(0, std::memory_order_relaxed);
   pool_.run([&](int thread) {
     kernels_->begin_thread();
