@@ -194,7 +194,7 @@ class Scheduler:
         if num_decodes:
             # Prompts leave room for all who decode, but never less than a quarter is theirs.
             prefill = min(self.options.max_num_prefill_tokens, max(budget - num_decodes, budget // 4, 1))
-            # Blocks that running requests want matter to nobody but those who wait.
+        # It matters to those who wait, and to nobody else.
         num_wanted = sum(map(self._num_wanted, self.running)) if len(self.waiting) else 0
         return _Plan(budget, prefill, num_wanted)
 
@@ -243,13 +243,18 @@ class Scheduler:
         if hits is None:
             return False
         new = self._num_blocks(request.num_tokens) - len(hits)
-        while not self.free_slots or (
-            new + self.pool.num_unheld(hits) + plan.num_wanted > self.pool.num_free_blocks
-        ):
-            if not self._make_way(request, new + self.pool.num_unheld(hits), plan):
+        while True:
+            needed = new + self.pool.num_unheld(hits)
+            if (
+                self.free_slots
+                and needed + self._num_wanted_before(request, plan) <= self.pool.num_free_blocks
+            ):
+                break
+            if not self._make_way(request, needed, plan):
                 plan.has_room = False
                 return False
-        assert self.waiting.pop() is request
+        first = self.waiting.pop()
+        assert first is request
         self._start(request, hits)
         plan.num_wanted += self._num_wanted(request)
         return True
@@ -363,6 +368,12 @@ class Scheduler:
         if self.promises.get(key.digest) is request:
             del self.promises[key.digest]
             self.waiting.unpark(key.digest)
+
+    def _num_wanted_before(self, request: Request, plan: _Plan) -> int:
+        """Blocks that running requests which rank before this one soon want: mostly all that run."""
+        if not self.running or self.running[-1].rank < request.rank:
+            return plan.num_wanted
+        return sum(self._num_wanted(one) for one in self.running if one.rank < request.rank)
 
     def _num_wanted(self, request: Request) -> int:
         """Blocks that a running request wants yet for its known tokens and one block's worth of others."""
