@@ -33,7 +33,9 @@ class PrefixKeys:
         """Make the keys that are missing of the blocks which the request's known tokens fill."""
         size = self._block_size
         begin = len(self.keys) * size
-        num_new = max(0, request.num_tokens - begin) // size
+        num_new = (request.num_tokens - begin) // size
+        if num_new <= 0:
+            return  # also where tokens were taken back after a failure: the same ones come again
         tokens = array(INT32, request.tokens_between(begin, begin + num_new * size))
         digest = self.keys[-1].digest if self.keys else self.root
         for start in range(0, num_new * size, size):
