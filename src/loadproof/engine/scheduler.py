@@ -189,7 +189,7 @@ class Scheduler:
 
     def _new_plan(self) -> _Plan:
         budget = self.limits.max_num_batched_tokens
-        num_decodes = sum(request.num_missing_tokens == 1 for request in self.running)
+        num_decodes = [request.num_missing_tokens for request in self.running].count(1)
         prefill = budget
         if num_decodes:
             # Prompts leave room for all who decode, but never less than a quarter is theirs.
@@ -206,14 +206,16 @@ class Scheduler:
         count = min(missing, plan.num_tokens_left)
         if missing > 1:
             count = min(count, plan.num_prefill_left)
-        count = self._grow(request, count, plan)
+        start = request.num_computed_tokens
+        if start + count > len(request.block_ids) * self.limits.block_size:
+            count = self._grow(request, count, plan)
         if count == 0:
             self.counters.num_sat_out_steps += 1
             return
         plan.num_tokens_left -= count
-        plan.num_prefill_left -= count if missing > 1 else 0
+        if missing > 1:
+            plan.num_prefill_left -= count
         samples = count == missing
-        start = request.num_computed_tokens
         carried = start + count > request.num_tokens
         assert not carried or count == request.num_pending_tokens == 1
         plan.chunks.append(Chunk(request, start, count, samples, carried))
@@ -236,7 +238,7 @@ class Scheduler:
 
     def _admit(self, request: Request, plan: _Plan) -> bool:
         """Make the first of the waiting run, if it need not wait for a prefix and there is room for it."""
-        if 0 < self.waiting.num_parked >= len(self.free_slots):
+        if self.waiting.num_parked >= len(self.free_slots) and self.waiting.parks_before(request.rank):
             plan.has_room = False  # these go first, and no more are looked at than can run
             return False
         hits = self._find_prefix(request)

@@ -28,6 +28,10 @@ class WaitingQueue:
         """How many of them are parked."""
         return len(self._parked_for)
 
+    def parks_before(self, rank: Rank) -> bool:
+        """Whether one that ranks before is parked."""
+        return any(parked < rank for parked in self._parked_for)
+
     def add(self, request: Request) -> None:
         """Queue a request; ranks are distinct."""
         assert request.status is RequestStatus.WAITING
