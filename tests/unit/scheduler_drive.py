@@ -65,7 +65,9 @@ class Drive:
         return request
 
     def submit(self) -> list[str]:
-        """Plan a step and have it under way."""
+        """Plan a step and have it under way, as soon as there is place for it."""
+        if len(self.flights) == self.depth:
+            self.land()
         chunks = self.scheduler.schedule()
         self.num_rows += sum(chunk.num_tokens for chunk in chunks)
         assert sum(chunk.num_tokens for chunk in chunks) <= self.scheduler.limits.max_num_batched_tokens
