@@ -158,14 +158,17 @@ class Scheduler:
         assert (token_id is not None) == chunk.samples
         assert request.num_steps_in_flight > 0
         request.num_steps_in_flight -= 1
-        request.num_pending_tokens -= chunk.samples
-        counts = token_id is not None and not request.finished
-        if token_id is not None and counts:
-            request.output_token_ids.append(token_id)
+        counts = token_id is not None and request.status is not RequestStatus.FINISHED
+        if token_id is not None:
+            request.num_pending_tokens -= 1
+            if counts:
+                request.output_token_ids.append(token_id)
         assert request.num_ready_tokens == chunk.start or request.finished
-        request.num_ready_tokens = min(chunk.stop, request.num_tokens)
-        self._publish(request)
-        self._leave_if_landed(request)
+        request.num_ready_tokens = ready = min(chunk.stop, request.num_tokens)
+        if ready // self.limits.block_size != request.num_published_blocks:
+            self._publish(request)
+        if request.status is not RequestStatus.RUNNING:
+            self._leave_if_landed(request)
         return counts
 
     def finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None = None) -> None:
@@ -356,8 +359,6 @@ class Scheduler:
         if request.prefix is None:
             return
         num_full = request.num_ready_tokens // self.limits.block_size
-        if num_full == request.num_published_blocks:
-            return
         request.prefix.extend(request)
         for index in range(request.num_published_blocks, num_full):
             key = request.prefix.keys[index]
