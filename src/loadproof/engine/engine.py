@@ -153,12 +153,17 @@ class Engine:
         group = self._groups.get(request_id)
         if group is None:
             return False
-        for completion in group.completions:
-            if not completion.request.finished:
-                self._pipeline.scheduler.finish(completion.request, "abort")
-                text = completion.abort()
-                if group.on_delta is not None:
-                    group.on_delta(completion.delta(text, num_tokens=0))
+        try:
+            for completion in group.completions:
+                if not completion.request.finished:
+                    self._pipeline.scheduler.finish(completion.request, "abort")
+                    text = completion.abort()
+                    if group.on_delta is not None:
+                        group.on_delta(completion.delta(text, num_tokens=0))
+        except BaseException:
+            group.on_delta = None  # it hears no more of a request that ends all the same
+            self._abort(request_id)
+            raise
         self._complete(group)
         return True
 

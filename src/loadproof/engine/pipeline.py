@@ -94,12 +94,15 @@ class Pipeline:
 
         Nothing that was on its way counts, nor anything in the cache. The device comes to its end first.
         """
-        while self._flights:
-            # What failed has been raised; what ran doesn't count without it.
-            with suppress(Exception):
-                self._flights[0].step.result()
-            self._flights.popleft()
-        self.scheduler.restart(requests)
+        try:
+            for flight in self._flights:
+                # What failed has been raised; what ran doesn't count without it.
+                with suppress(Exception):
+                    flight.step.result()
+        finally:
+            # After an interrupt steps may still run, but whatever follows them runs after them.
+            self._flights.clear()
+            self.scheduler.restart(requests)
 
     def settle(self) -> None:
         """Once no request is left, wait for what still runs on behalf of those that have finished."""
