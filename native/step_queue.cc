@@ -18,29 +18,36 @@ StepQueue::StepQueue(Plan& plan)
       thread_([this] { loop(); }) {}
 
 StepQueue::~StepQueue() {
+  if (owner_.forked()) {  // the thread is not in this process
+    thread_.detach();
+    static_cast<void>(signals_.release());
+    return;
+  }
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(signals_->mutex);
     stop_ = true;
   }
-  submitted_.notify_all();
+  signals_->submitted.notify_all();
   thread_.join();
 }
 
 std::uint64_t StepQueue::submit(QueuedStep step) {
+  if (owner_.forked())
+    throw std::runtime_error("the device was made before a fork and runs in the parent only");
   plan_.check(step.batch(), step.params);
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(signals_->mutex);
   check_carried(step);
   produced_.assign(produced_.size(), false);
   for (const std::int32_t slot : step.sample_slots) produced_[size(slot)] = true;
   waiting_.emplace_back(next_, std::move(step));
-  submitted_.notify_one();
+  signals_->submitted.notify_one();
   return next_++;
 }
 
 QueuedStep StepQueue::wait(std::uint64_t number) {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(signals_->mutex);
   require(number < next_, "no such step was submitted");
-  finished_.wait(lock, [&] { return num_done_ > number; });
+  signals_->finished.wait(lock, [&] { return num_done_ > number; });
   auto found = done_.extract(number);
   require(!found.empty(), "a step can be waited for once");
   if (found.mapped().error) std::rethrow_exception(found.mapped().error);
@@ -69,9 +76,9 @@ void StepQueue::check_carried(const QueuedStep& step) const {
 }
 
 void StepQueue::loop() {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(signals_->mutex);
   while (true) {
-    submitted_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
+    signals_->submitted.wait(lock, [&] { return stop_ || !waiting_.empty(); });
     if (waiting_.empty()) return;
     auto [number, step] = std::move(waiting_.front());
     waiting_.pop_front();
@@ -85,7 +92,7 @@ void StepQueue::loop() {
     assert(number == num_done_);
     done_.emplace(number, std::move(step));
     ++num_done_;
-    finished_.notify_all();
+    signals_->finished.notify_all();
   }
 }
 

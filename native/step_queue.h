@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <thread>
@@ -16,6 +17,7 @@
 #include "batch.h"
 #include "plan.h"
 #include "sample.h"
+#include "threads.h"
 
 namespace loadproof {
 
@@ -57,7 +59,8 @@ class StepQueue {
   StepQueue& operator=(const StepQueue&) = delete;
 
   // Queues a step and returns its number. Throws std::invalid_argument for a malformed step, of which nothing
-  // is kept: also where a row carries over a token that the step before it does not sample.
+  // is kept: also where a row carries over a token that the step before it does not sample. Throws
+  // std::runtime_error in a forked process, which has none of the threads.
   std::uint64_t submit(QueuedStep step);
 
   const PlanConfig& config() const { return plan_.config(); }
@@ -71,11 +74,16 @@ class StepQueue {
   void check_carried(const QueuedStep& step) const;
 
   Plan& plan_;
+  const OwnerProcess owner_;
   std::vector<std::int32_t> last_tokens_;  // [max_num_seqs]; by slot; the running thread's
   bool failed_ = false;                    // whether the last step run did; the running thread's
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable submitted_, finished_;
+  // On the heap, to be left there by a fork: it cannot end what a thread that it lacks was waiting on.
+  struct Signals {
+    std::mutex mutex;  // guards what follows here
+    std::condition_variable submitted, finished;
+  };
+  std::unique_ptr<Signals> signals_ = std::make_unique<Signals>();
   std::vector<bool> produced_;  // [max_num_seqs]; slots that the newest step samples into
   std::uint64_t next_ = 0;
   bool stop_ = false;

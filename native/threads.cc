@@ -41,7 +41,12 @@ ThreadPool::ThreadPool(int count) : size_(count) {
   }
 }
 
-ThreadPool::~ThreadPool() { join(); }
+ThreadPool::~ThreadPool() {
+  if (owner_.forked())
+    for (std::thread& worker : workers_) worker.detach();
+  else
+    join();
+}
 
 void ThreadPool::join() {
   stop_ = true;

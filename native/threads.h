@@ -1,6 +1,8 @@
 // The pool: one parallel region a step, with barriers inside it.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -8,6 +10,15 @@
 #include <vector>
 
 namespace loadproof {
+
+// The process that threads were started in: a fork has none of them, and must neither wait for nor join them.
+class OwnerProcess {
+ public:
+  bool forked() const { return getpid() != pid_; }
+
+ private:
+  const pid_t pid_ = getpid();
+};
 
 // `count` threads, the caller's among them, that run one function together. Not reentrant: one region at a
 // time. The pool owns its threads and joins them when destroyed.
@@ -33,6 +44,7 @@ class ThreadPool {
   void join();
 
   const int size_;
+  const OwnerProcess owner_;
   std::vector<std::thread> workers_;
   const std::function<void(int)>* work_ = nullptr;
   bool stop_ = false;

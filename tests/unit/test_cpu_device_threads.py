@@ -12,6 +12,7 @@ from tests.unit.test_cpu_device import GOOD, LIMITS
 from loadproof.devices.cpu import CpuDevice
 
 MODEL = TINY["llama"]
+PATIENCE = 60.0  # seconds; only a hang takes so long
 
 STARVED = """
 import resource
@@ -55,3 +56,38 @@ def test_too_many_threads_are_refused_and_the_process_lives() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("refused:")
     assert done.stdout.endswith("alive\n")
+
+
+FORKED = """
+import os, warnings
+from tests.tiny_models import TINY
+from tests.unit.test_cpu_device import GOOD, LIMITS
+from loadproof.devices.cpu import CpuDevice
+warnings.simplefilter("ignore", DeprecationWarning)
+model = TINY["llama"]
+device = CpuDevice(model.graph, model.source, LIMITS, num_threads=2)
+device.execute(GOOD)
+child = os.fork()
+if child == 0:
+    try:
+        device.execute(GOOD)
+    except RuntimeError as error:
+        print("refused:", error, flush=True)
+    del device
+    raise SystemExit(7)
+_, status = os.waitpid(child, 0)
+device.execute(GOOD)
+device.close()
+print("child ended with", os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_process_is_refused_and_can_end() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "refused: the device was made before a fork and runs in the parent only",
+        "child ended with 7",
+    ]
