@@ -47,7 +47,6 @@ class Runner:
         seq_lens = starts + counts
         positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], counts)
         width = -(-int(seq_lens.max()) // self._limits.block_size)
-        requests = [chunks[index].request for index in sampling]
         narrow = slots.astype(np.int32)
         return StepBatch(
             token_ids=self._tokens[np.repeat(slots, counts), positions],
@@ -55,7 +54,7 @@ class Runner:
             seq_lens=seq_lens.astype(np.int32),
             block_tables=np.take(self._blocks[:, :width], slots, axis=0),
             logits_rows=last_rows[sampling],
-            sampling=self._sampling.gather(requests, slots[sampling], seq_lens[sampling], self._tokens),
+            sampling=self._sampling.gather(slots[sampling], seq_lens[sampling], self._tokens),
             return_logits=return_logits,
             sample_slots=narrow[sampling],
             carried_rows=last_rows[carried],

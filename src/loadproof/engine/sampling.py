@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -10,6 +11,7 @@ from loadproof.devices.device import F32, I32, I64, SamplingBatch
 from loadproof.engine.request import Request
 
 SEED_MODULUS = 2**64
+ALWAYS = np.iinfo(np.int64).max
 
 
 class SamplingTable:
@@ -25,6 +27,12 @@ class SamplingTable:
         self._frequency_penalty = np.zeros(num_slots, np.float32)
         self._seeds = np.zeros(num_slots, np.uint64)
         self._num_logprobs = np.zeros(num_slots, np.int32)
+        self._num_prompt = np.zeros(num_slots, np.int32)  # 0 where no penalty is used
+        self._penalised = np.zeros(num_slots, np.bool_)
+        # min_tokens bans what would end the request at positions before the first of these, and all biases
+        # are empty from the second on.
+        self._stoppable_from = np.zeros(num_slots, np.int64)
+        self._unbiased_from = np.zeros(num_slots, np.int64)
         self._biases: list[Bias] = [NO_BIAS] * num_slots
         self._biases_with_bans: list[Bias] = [NO_BIAS] * num_slots
 
@@ -41,21 +49,22 @@ class SamplingTable:
         self._seeds[slot] = request.seed % SEED_MODULUS
         wanted = -1 if params.logprobs is None else params.logprobs
         self._num_logprobs[slot] = vocab_size if params.logprobs == -1 else wanted
+        self._penalised[slot] = params.uses_penalties
+        self._num_prompt[slot] = request.num_prompt_tokens if params.uses_penalties else 0
+        self._stoppable_from[slot] = stoppable = request.num_prompt_tokens + params.min_tokens
+        self._unbiased_from[slot] = ALWAYS if params.logit_bias else stoppable
         bans = dict.fromkeys(request.eos_token_ids | request.stop_token_ids, -np.inf)
         self._biases[slot] = _bias(dict(params.logit_bias))
         self._biases_with_bans[slot] = _bias({**params.logit_bias, **bans})
 
-    def gather(self, requests: list[Request], slots: I64, positions: I64, tokens: I32) -> SamplingBatch:
+    def gather(self, slots: I64, positions: I64, tokens: I32) -> SamplingBatch:
         """Parameters of R rows: ``slots`` and ``positions`` are ``[R]``, ``tokens`` ``[num_slots, len]``.
 
         ``positions`` are of the tokens being sampled; as many tokens of each slot are known, except that the
         last may still be the device's to fill in.
         """
-        history, history_starts, num_prompt = _histories(requests, slots, positions, tokens)
-        biases = [
-            (self._biases_with_bans if bans_stops(request, position) else self._biases)[slot]
-            for request, slot, position in zip(requests, slots.tolist(), positions.tolist(), strict=True)
-        ]
+        history, history_starts = self._histories(slots, positions, tokens)
+        bias_ids, bias_values, bias_starts = self._gather_biases(slots, positions)
         return SamplingBatch(
             temperature=self._temperature[slots],
             top_k=self._top_k[slots],
@@ -68,17 +77,30 @@ class SamplingTable:
             positions=positions,
             history=history,
             history_starts=history_starts,
-            num_prompt=num_prompt,
-            bias_ids=_joined([ids for ids, _ in biases], NO_BIAS[0]),
-            bias_values=_joined([values for _, values in biases], NO_BIAS[1]),
-            bias_starts=_starts([len(ids) for ids, _ in biases]),
+            num_prompt=self._num_prompt[slots],
+            bias_ids=bias_ids,
+            bias_values=bias_values,
+            bias_starts=bias_starts,
             num_logprobs=self._num_logprobs[slots],
         )
 
+    def _histories(self, slots: I64, positions: I64, tokens: I32) -> tuple[I32, I32]:
+        """Known tokens of the rows that use a penalty, and all rows' starts in them."""
+        rows = np.flatnonzero(self._penalised[slots])
+        places = zip(slots[rows].tolist(), positions[rows].tolist(), strict=True)
+        parts = [tokens[slot, :position] for slot, position in places]
+        return _joined(parts, NO_BIAS[0]), _starts(len(slots), rows, parts)
 
-def bans_stops(request: Request, position: int) -> bool:
-    """Whether ``min_tokens`` forbids the token at ``position`` to end the request."""
-    return position - request.num_prompt_tokens < request.params.min_tokens
+    def _gather_biases(self, slots: I64, positions: I64) -> tuple[I32, F32, I32]:
+        """Ids and values of the rows that have a bias, and all rows' starts in them."""
+        rows = np.flatnonzero(positions < self._unbiased_from[slots])
+        found = [
+            (self._biases_with_bans if position < self._stoppable_from[slot] else self._biases)[slot]
+            for slot, position in zip(slots[rows].tolist(), positions[rows].tolist(), strict=True)
+        ]
+        ids = [ids for ids, _ in found]
+        values = [values for _, values in found]
+        return _joined(ids, NO_BIAS[0]), _joined(values, NO_BIAS[1]), _starts(len(slots), rows, ids)
 
 
 Bias = tuple[I32, F32]
@@ -92,26 +114,15 @@ def _bias(values: dict[int, float]) -> Bias:
     return np.array(list(values), np.int32), np.array(list(values.values()), np.float32)
 
 
-def _histories(requests: list[Request], slots: I64, positions: I64, tokens: I32) -> tuple[I32, I32, I32]:
-    """Known tokens of the rows that use a penalty, their starts, and how many of each are prompt."""
-    penalised = [row for row, request in enumerate(requests) if request.params.uses_penalties]
-    lengths = np.zeros(len(requests), np.int64)
-    num_prompt = np.zeros(len(requests), np.int32)
-    for row in penalised:
-        lengths[row] = positions[row]
-        num_prompt[row] = requests[row].num_prompt_tokens
-    history = _joined([tokens[slots[row], : positions[row]] for row in penalised], NO_BIAS[0])
-    return history, _starts(lengths), num_prompt
-
-
 def _joined(parts: list[_Part], empty: _Part) -> _Part:
     """The parts one after another; most steps have none, and then nothing is copied."""
-    filled = [part for part in parts if len(part)]
-    return np.concatenate(filled) if filled else empty
+    return np.concatenate(parts) if parts else empty
 
 
-def _starts(lengths: list[int] | I64) -> I32:
-    """Offsets ``[R + 1]`` of consecutive parts of these lengths."""
-    starts = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=starts[1:])
+def _starts(num_rows: int, rows: I64, parts: Sequence[I32]) -> I32:
+    """Offsets ``[num_rows + 1]`` of the parts that these rows have, one after another."""
+    starts = np.zeros(num_rows + 1, np.int32)
+    if parts:
+        starts[rows + 1] = [len(part) for part in parts]
+        np.cumsum(starts, out=starts)
     return starts
