@@ -36,11 +36,10 @@ class Runner:
         Every row's token comes from the host's known ones, except where its chunk says that it is carried.
         """
         assert chunks
-        slots = np.array([self._slot(chunk.request) for chunk in chunks], np.int64)
-        starts = np.array([chunk.start for chunk in chunks], np.int64)
-        counts = np.array([chunk.num_tokens for chunk in chunks], np.int64)
-        sampling = [index for index, chunk in enumerate(chunks) if chunk.samples]
-        carried = [index for index, chunk in enumerate(chunks) if chunk.carried]
+        requests, *columns = zip(*chunks, strict=True)
+        starts, counts, samples, carries = map(np.array, columns)
+        slots = np.array([self._slot(request) for request in requests], np.int64)
+        sampling, carried = np.flatnonzero(samples), np.flatnonzero(carries)
         query_starts = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum(counts, out=query_starts[1:])
         last_rows = query_starts[1:] - 1
@@ -52,7 +51,8 @@ class Runner:
             token_ids=self._tokens[np.repeat(slots, counts), positions],
             query_starts=query_starts,
             seq_lens=seq_lens.astype(np.int32),
-            block_tables=np.take(self._blocks[:, :width], slots, axis=0),
+            # Taking copies all that it takes from: no more than the slots in use, the lowest ones mostly.
+            block_tables=np.take(self._blocks[: slots.max() + 1, :width], slots, axis=0),
             logits_rows=last_rows[sampling],
             sampling=self._sampling.gather(slots[sampling], seq_lens[sampling], self._tokens),
             return_logits=return_logits,
