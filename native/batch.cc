@@ -31,13 +31,20 @@ void check_config(const PlanConfig& config) {
                                                : kSplitKeys % config.block_size == 0),
           "block_size must be 16, 32, 64, 128, 256 or a multiple of 512");
   require(config.num_blocks >= 1, "num_blocks must be positive");
+  require(num_hidden_rows(config) <= 0x7fffffff, "the cache holds at most 2**31 - 1 positions");
+}
+
+std::size_t num_hidden_rows(const PlanConfig& config) {
+  return config.keeps_hidden ? size(config.num_blocks) * size(config.block_size)
+                             : size(config.max_num_batched_tokens);
 }
 
 void check_batch(const PlanConfig& config, const Batch& batch) {
   const std::size_t seqs = batch.seq_lens.size(), tokens = batch.token_ids.size();
-  require(tokens >= 1 && tokens <= size(config.max_num_batched_tokens),
+  const std::size_t least = batch.scores() ? 0 : 1;  // a step may score what was computed before, and no more
+  require(tokens >= least && tokens <= size(config.max_num_batched_tokens),
           "a step has from 1 to max_num_batched_tokens tokens");
-  require(seqs >= 1 && seqs <= size(config.max_num_seqs), "a step has from 1 to max_num_seqs sequences");
+  require(seqs >= least && seqs <= size(config.max_num_seqs), "a step has from 1 to max_num_seqs sequences");
   require(batch.query_starts.size() == seqs + 1 && batch.query_starts.front() == 0 &&
               size(batch.query_starts.back()) == tokens,
           "query_starts must run from 0 to the number of tokens");
@@ -60,6 +67,23 @@ void check_batch(const PlanConfig& config, const Batch& batch) {
   require(batch.logits_rows.size() <= size(config.max_num_seqs), "more logits rows than max_num_seqs");
   for (const std::int32_t row : batch.logits_rows)
     require(row >= 0 && size(row) < tokens, "a logits row is outside the step");
+}
+
+void check_scores(const PlanConfig& config, const Batch& batch) {
+  const std::size_t scores = batch.hidden_rows.size();
+  require(scores <= size(config.max_num_batched_tokens), "more scores than max_num_batched_tokens");
+  require(batch.score_targets.size() == scores && batch.score_tops.size() == scores,
+          "scores need one row, one token and one count each");
+  const std::size_t rows = num_hidden_rows(config);
+  const std::size_t filled = config.keeps_hidden ? rows : batch.token_ids.size();
+  for (std::size_t i = 0; i < scores; ++i) {
+    require(batch.hidden_rows[i] >= 0 && size(batch.hidden_rows[i]) < filled,
+            "a score's hidden state is outside the cache");
+    require(batch.score_targets[i] >= 0 && batch.score_targets[i] < config.vocab_size,
+            "a score's token is outside the vocabulary");
+    require(batch.score_tops[i] >= 0 && batch.score_tops[i] <= config.vocab_size,
+            "a score wants more tokens than the vocabulary has");
+  }
 }
 
 void check_sampling(const PlanConfig& config, const Batch& batch, std::span<const SampleParams> params) {

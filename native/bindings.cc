@@ -46,20 +46,22 @@ void check_rows(const Array<T, 1>& a, std::size_t rows) {
   if (a.size() != rows) throw std::invalid_argument("sampling arrays must have one entry a logits row");
 }
 
-// Room for what each row gives: `results` point into the lists beside them.
+// Room for what sampled and scored rows give: both point into the lists beside them, one after the other.
 void reserve_results(QueuedStep& step) {
-  const auto tops = [](const SampleParams& p) {
-    return static_cast<std::size_t>(std::max(p.num_logprobs, 0));
-  };
   std::size_t total = 0;
-  for (const SampleParams& p : step.params) total += tops(p);
+  for (const SampleParams& p : step.params) total += static_cast<std::size_t>(std::max(p.num_logprobs, 0));
+  for (const std::int32_t tops : step.score_tops) total += static_cast<std::size_t>(std::max(tops, 0));
   step.top_ids.resize(total);
   step.top_logprobs.resize(total);
   std::size_t at = 0;
-  for (const SampleParams& p : step.params) {
-    step.results.push_back({0, 0.0f, 0, step.top_ids.data() + at, step.top_logprobs.data() + at});
-    at += tops(p);
-  }
+  const auto result = [&](std::int32_t token, std::int32_t tops) {
+    const SampleResult found = {token, 0.0f, 0, step.top_ids.data() + at, step.top_logprobs.data() + at};
+    at += static_cast<std::size_t>(std::max(tops, 0));
+    return found;
+  };
+  for (const SampleParams& p : step.params) step.results.push_back(result(0, p.num_logprobs));
+  for (std::size_t i = 0; i < step.score_tops.size(); ++i)
+    step.scores.push_back(result(step.score_targets[i], step.score_tops[i]));
 }
 
 template <class T>
@@ -80,7 +82,8 @@ std::uint64_t submit(StepQueue& queue, Array<std::int32_t, 1> token_ids, Array<s
                      Array<std::int32_t, 1> history, Array<std::int32_t, 1> history_starts,
                      Array<std::int32_t, 1> num_prompt, Array<std::int32_t, 1> bias_ids,
                      Array<float, 1> bias_values, Array<std::int32_t, 1> bias_starts,
-                     Array<std::int32_t, 1> num_logprobs, bool return_logits) {
+                     Array<std::int32_t, 1> num_logprobs, Array<std::int32_t, 1> hidden_rows,
+                     Array<std::int32_t, 1> score_targets, Array<std::int32_t, 1> score_tops, bool return_logits) {
   const std::size_t rows = logits_rows.size();
   for (const auto* a :
        {&temperature, &top_p, &min_p, &repetition_penalty, &presence_penalty, &frequency_penalty})
@@ -93,6 +96,9 @@ std::uint64_t submit(StepQueue& queue, Array<std::int32_t, 1> token_ids, Array<s
   require(bias_values.size() == bias_ids.size(), "a bias needs one value an id");
   for (std::size_t i = 0; i < rows; ++i)
     require(num_logprobs(i) <= queue.config().vocab_size, "more logprobs than the vocabulary has tokens");
+  for (const std::int32_t tops : span_of(score_tops))
+    require(tops <= queue.config().vocab_size, "a score wants more tokens than the vocabulary has");
+  require(score_targets.size() == score_tops.size(), "scores need one row, one token and one count each");
   QueuedStep step;
   step.token_ids = copy_of(token_ids);
   step.query_starts = copy_of(query_starts);
@@ -106,6 +112,9 @@ std::uint64_t submit(StepQueue& queue, Array<std::int32_t, 1> token_ids, Array<s
   step.history = copy_of(history);
   step.bias_ids = copy_of(bias_ids);
   step.bias_values = copy_of(bias_values);
+  step.hidden_rows = copy_of(hidden_rows);
+  step.score_targets = copy_of(score_targets);
+  step.score_tops = copy_of(score_tops);
   step.return_logits = return_logits;
   for (std::size_t i = 0; i < rows; ++i)
     step.params.push_back(
@@ -124,18 +133,20 @@ nb::tuple wait(StepQueue& queue, std::uint64_t number) {
     step = queue.wait(number);
   }
   const std::size_t rows = step.results.size(), tops = step.top_ids.size();
+  const std::size_t described = rows + step.scores.size();
   const auto vocab = static_cast<std::size_t>(queue.config().vocab_size);
-  std::vector<std::int32_t> tokens, ranks;
+  std::vector<std::int32_t> tokens, ranks;  // ranks and logprobs: of sampled rows, then of scored ones
   std::vector<float> logprobs;
-  for (const SampleResult& r : step.results) {
-    tokens.push_back(r.token);
-    ranks.push_back(r.token_rank);
-    logprobs.push_back(r.token_logprob);
-  }
+  for (const SampleResult& r : step.results) tokens.push_back(r.token);
+  for (const auto* found : {&step.results, &step.scores})
+    for (const SampleResult& r : *found) {
+      ranks.push_back(r.token_rank);
+      logprobs.push_back(r.token_logprob);
+    }
   nb::object logits = nb::none();
   if (step.return_logits) logits = nb::cast(own(std::move(step.logits), {rows, vocab}));
-  return nb::make_tuple(own(std::move(tokens), {rows}), own(std::move(logprobs), {rows}),
-                        own(std::move(ranks), {rows}), own(std::move(step.top_ids), {tops}),
+  return nb::make_tuple(own(std::move(tokens), {rows}), own(std::move(logprobs), {described}),
+                        own(std::move(ranks), {described}), own(std::move(step.top_ids), {tops}),
                         own(std::move(step.top_logprobs), {tops}), logits);
 }
 
@@ -174,9 +185,9 @@ void bind_plan(nb::module_& m) {
       .def("__init__",
            [](Plan* self, const std::string& isa, int num_threads, int hidden_size, int vocab_size,
               int max_num_batched_tokens, int max_num_seqs, int max_model_len, int block_size,
-              int num_blocks) {
+              int num_blocks, bool keeps_hidden) {
              new (self) Plan({isa, num_threads, hidden_size, vocab_size, max_num_batched_tokens, max_num_seqs,
-                              max_model_len, block_size, num_blocks});
+                              max_model_len, block_size, num_blocks, keeps_hidden});
            })
       .def("set_embedding", &Plan::set_embedding)
       .def("add_norm",
@@ -220,7 +231,7 @@ void bind_plan(nb::module_& m) {
            exact("repetition_penalty"), exact("presence_penalty"), exact("frequency_penalty"), exact("seeds"),
            exact("positions"), exact("history"), exact("history_starts"), exact("num_prompt"),
            exact("bias_ids"), exact("bias_values"), exact("bias_starts"), exact("num_logprobs"),
-           nb::arg("return_logits"))
+           exact("hidden_rows"), exact("score_targets"), exact("score_tops"), nb::arg("return_logits"))
       .def("wait", &wait, nb::arg("number"));
 }
 

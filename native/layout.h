@@ -12,6 +12,7 @@ namespace loadproof {
 
 constexpr int kRowBlock = 320;       // most rows that a thread takes at once when there are many
 constexpr int kRowsPerThread = 128;  // from this many a thread on, rows are divided instead of columns
+constexpr int kScoreRows = 128;      // rows whose logits are there at once to be scored
 constexpr int kShareUnit = 4;        // panels: a multiple of every level's group, and of a gate and its up
 
 constexpr int ceil_div(int x, int by) { return (x + by - 1) / by; }

@@ -83,8 +83,10 @@ class Plan {
   void check(const Batch& batch, std::span<const SampleParams> params) const;
 
   // Runs a batch that was checked and samples one token for each of its logits rows: `params` and `results`
-  // have R entries. No allocation. One run at a time: the caller's part.
-  void run(const Batch& batch, std::span<const SampleParams> params, std::span<SampleResult> results);
+  // have R entries. Then `scores` get the log-probabilities of their tokens, which are set: N entries. No
+  // allocation. One run at a time: the caller's part.
+  void run(const Batch& batch, std::span<const SampleParams> params, std::span<SampleResult> results,
+           std::span<SampleResult> scores);
 
   // Raw logits of the last run: [R, vocab_size].
   std::span<const float> logits() const;
@@ -114,7 +116,10 @@ class Plan {
   void run_by_columns(int thread);
   void run_by_rows(int thread);
   void embed_rows(int begin, int end);
+  void keep_hidden(int thread);
+  void run_scores(int thread);
   void run_output(int thread);
+  void run_logits(int thread, const bf16* hidden, int num_rows);
 
   Rows rows_of(int begin, int end, Arena& arena);
   void run_step(const Step& step, const Rows& rows, int part, int parts, int thread);
@@ -127,6 +132,8 @@ class Plan {
   float* floats(Buffer buffer, const Rows& rows) const;
   bf16* halves(Buffer buffer, const Rows& rows) const;
   std::size_t sample_bytes() const;
+  std::size_t hidden_index(int row) const;
+  SampleScratch sample_scratch(int thread) const;
   Scratch scratch(int thread) const;
 
   PlanConfig config_;
@@ -147,7 +154,7 @@ class Plan {
   std::size_t cache_elements_ = 0;
 
   // Memory, taken once by allocate().
-  HugeBuffer cache_, residual_, queries_, logits_, scratch_memory_, sample_memory_;
+  HugeBuffer cache_, hidden_, residual_, queries_, logits_, scratch_memory_, sample_memory_;
   std::vector<Arena> arenas_;
   std::vector<std::int32_t> row_seq_, positions_;
   std::vector<std::span<const Step>> segments_;  // steps that a row block runs without waiting
@@ -156,7 +163,7 @@ class Plan {
   // The step being run.
   Batch batch_{};
   std::span<const SampleParams> params_;
-  std::span<SampleResult> results_;
+  std::span<SampleResult> results_, scores_;
   int num_rows_ = 0, row_block_ = 0, num_logits_ = 0;
 };
 

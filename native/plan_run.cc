@@ -1,6 +1,7 @@
 // Running a plan: which thread does what, and the arguments of each kernel call.
 #include <algorithm>
 #include <cassert>
+#include <cstring>
 #include <stdexcept>
 #include <utility>
 
@@ -32,14 +33,18 @@ void Plan::check(const Batch& batch, std::span<const SampleParams> params) const
   require(output_norm_.has_value(), "the plan has no output yet");
   check_batch(config_, batch);
   check_sampling(config_, batch, params);
+  check_scores(config_, batch);
 }
 
-void Plan::run(const Batch& batch, std::span<const SampleParams> params, std::span<SampleResult> results) {
+void Plan::run(const Batch& batch, std::span<const SampleParams> params, std::span<SampleResult> results,
+               std::span<SampleResult> scores) {
   assert(params.size() == batch.logits_rows.size() && results.size() == params.size());
+  assert(scores.size() == batch.hidden_rows.size());
   index_rows(batch);
   batch_ = batch;
   params_ = params;
   results_ = results;
+  scores_ = scores;
   num_rows_ = static_cast<int>(batch.token_ids.size());
   num_logits_ = static_cast<int>(batch.logits_rows.size());
   const int threads = pool_.size();
@@ -52,8 +57,10 @@ void Plan::run(const Batch& batch, std::span<const SampleParams> params, std::sp
     kernels_->begin_thread();
     if (by_rows)
       run_by_rows(thread);
-    else
+    else if (num_rows_ > 0)
       run_by_columns(thread);
+    if (config_.keeps_hidden || batch_.scores()) keep_hidden(thread);
+    run_scores(thread);
     run_output(thread);
     kernels_->end_thread();
   });
@@ -105,35 +112,77 @@ void Plan::embed_rows(int begin, int end) {
                   begin, end);
 }
 
+// Where the final hidden state of a row of the step is kept.
+std::size_t Plan::hidden_index(int row) const {
+  if (!config_.keeps_hidden) return size(row);
+  const int position = positions_[size(row)];
+  const std::size_t entry = size(row_seq_[size(row)]) * size(batch_.max_blocks) + size(position / config_.block_size);
+  return size(batch_.block_tables[entry]) * size(config_.block_size) + size(position % config_.block_size);
+}
+
+void Plan::keep_hidden(int thread) {
+  const auto [first, last] = share(num_rows_, thread, pool_.size(), 1);
+  NormArgs norm = norm_args(*output_norm_, rows_of(0, 0, arenas_[0]));
+  norm.x = residual_.as<float>();
+  for (std::int32_t row = first; row < last; ++row) {
+    norm.gather = &row;
+    norm.out_bf16 = hidden_.as<bf16>() + hidden_index(row) * size(norm.out_stride);
+    kernels_->norm(norm, 0, 1);
+  }
+  pool_.barrier();
+}
+
+// Logits of so many rows at a time that each weight is used often for once that it is read.
+void Plan::run_scores(int thread) {
+  const int parts = pool_.size(), stride = row_stride(config_.hidden_size);
+  const int total = static_cast<int>(batch_.hidden_rows.size());
+  bf16* gathered = arenas_[0].normed.as<bf16>();
+  for (int begin = 0; begin < total; begin += kScoreRows) {
+    const int count = std::min(kScoreRows, total - begin);
+    const auto [first, last] = share(count, thread, parts, 1);
+    for (int row = first; row < last; ++row)
+      std::memcpy(gathered + size(row) * size(stride),
+                  hidden_.as<bf16>() + size(batch_.hidden_rows[size(begin + row)]) * size(stride),
+                  size(stride) * sizeof(bf16));
+    pool_.barrier();
+    run_logits(thread, gathered, count);
+    for (int row = thread; row < count; row += parts)
+      kernels_->score_row(logits_.as<float>() + size(row) * size(config_.vocab_size), config_.vocab_size,
+                          batch_.score_tops[size(begin + row)], sample_scratch(thread),
+                          &scores_[size(begin + row)]);
+    pool_.barrier();
+  }
+}
+
 void Plan::run_output(int thread) {
   if (num_logits_ == 0) return;
   const int parts = pool_.size();
-  const Rows rows = rows_of(0, 0, arenas_[0]);
-  NormArgs norm = norm_args(*output_norm_, rows);
+  NormArgs norm = norm_args(*output_norm_, rows_of(0, 0, arenas_[0]));
   norm.x = residual_.as<float>();
   norm.gather = batch_.logits_rows.data();
   const auto [first, last] = share(num_logits_, thread, parts, 1);
   kernels_->norm(norm, first, last);
   pool_.barrier();
+  run_logits(thread, norm.out_bf16, num_logits_);
+  for (int row = thread; row < num_logits_; row += parts)
+    kernels_->sample_row(logits_.as<float>() + size(row) * size(config_.vocab_size), config_.vocab_size,
+                         params_[size(row)], sample_scratch(thread), &results_[size(row)]);
+}
+
+// Logits of normed rows [num_rows, row_stride(hidden_size)]; all are there when this returns.
+void Plan::run_logits(int thread, const bf16* hidden, int num_rows) {
   LinearArgs linear{};
-  linear.a = norm.out_bf16;
-  linear.a_stride = norm.out_stride;
+  linear.a = hidden;
+  linear.a_stride = row_stride(config_.hidden_size);
   linear.weight = output_weight_->view();
   linear.epilogue = output_softcap_ > 0 ? Epilogue::kSoftcap : Epilogue::kStore;
   linear.softcap = output_softcap_;
   linear.out = logits_.as<float>();
   linear.out_columns = linear.out_stride = config_.vocab_size;
   linear.next = linear.weight.data;  // nothing follows: any memory that is there
-  const auto [panel, panel_end] = share(linear.weight.panels(), thread, parts, kShareUnit);
-  kernels_->linear(linear, 0, num_logits_, panel, panel_end, scratch(thread));
+  const auto [panel, panel_end] = share(linear.weight.panels(), thread, pool_.size(), kShareUnit);
+  kernels_->linear(linear, 0, num_rows, panel, panel_end, scratch(thread));
   pool_.barrier();
-  std::byte* memory = sample_memory_.as<std::byte>() + size(thread) * sample_bytes();
-  const std::size_t keys = SampleScratch::num_keys(size(config_.vocab_size));
-  const SampleScratch scratch{reinterpret_cast<float*>(memory + keys * sizeof(std::uint64_t)),
-                              reinterpret_cast<std::uint64_t*>(memory)};
-  for (int row = thread; row < num_logits_; row += parts)
-    kernels_->sample_row(linear.out + size(row) * size(config_.vocab_size), config_.vocab_size,
-                         params_[size(row)], scratch, &results_[size(row)]);
 }
 
 // Part `part` of `parts` of a step over a row block.
@@ -291,6 +340,13 @@ std::size_t Plan::sample_bytes() const {
   const std::size_t bytes = SampleScratch::num_floats(vocab) * sizeof(float) +
                             SampleScratch::num_keys(vocab) * sizeof(std::uint64_t);
   return (bytes + 63) / 64 * 64;
+}
+
+SampleScratch Plan::sample_scratch(int thread) const {
+  std::byte* memory = sample_memory_.as<std::byte>() + size(thread) * sample_bytes();
+  const std::size_t keys = SampleScratch::num_keys(size(config_.vocab_size));
+  return {reinterpret_cast<float*>(memory + keys * sizeof(std::uint64_t)),
+          reinterpret_cast<std::uint64_t*>(memory)};
 }
 
 Scratch Plan::scratch(int thread) const {

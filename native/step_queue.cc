@@ -109,7 +109,7 @@ void StepQueue::run(QueuedStep& step) {
     const auto last = static_cast<std::size_t>(p.history - step.history.data() + p.num_history - 1);
     step.history[last] = step.token_ids[size(step.logits_rows[i])];
   }
-  plan_.run(step.batch(), step.params, step.results);
+  plan_.run(step.batch(), step.params, step.results, step.scores);
   for (std::size_t i = 0; i < step.sample_slots.size(); ++i)
     last_tokens_[size(step.sample_slots[i])] = step.results[i].token;
   if (step.return_logits) {

@@ -37,15 +37,20 @@ struct QueuedStep {
   std::vector<std::int32_t> history;        // of all rows that have one
   std::vector<std::int32_t> bias_ids;
   std::vector<float> bias_values;
+  std::vector<std::int32_t> hidden_rows, score_targets, score_tops;  // [N]
   bool return_logits = false;
 
   std::vector<SampleResult> results;  // [R]
+  std::vector<SampleResult> scores;   // [N]
   std::vector<std::int32_t> top_ids;
   std::vector<float> top_logprobs;
   std::vector<float> logits;  // [R, vocab_size] where asked for
   std::exception_ptr error;
 
-  Batch batch() const { return {token_ids, query_starts, seq_lens, block_tables, logits_rows, max_blocks}; }
+  Batch batch() const {
+    return {token_ids,  query_starts, seq_lens,      block_tables, logits_rows,
+            max_blocks, hidden_rows,  score_targets, score_tops};
+  }
 };
 
 // Runs the steps of one plan, which it borrows. Any thread may submit and wait.

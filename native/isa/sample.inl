@@ -326,5 +326,13 @@ void sample_row(const float* logits, int vocab_size, const SampleParams& p, cons
   describe(adjusted == logits ? row : scan(logits, vocab_size, work.maxima), p.num_logprobs, work, result);
 }
 
+// The log-probabilities of a row whose token is known: `result->token`, within the vocabulary.
+void score_row(const float* logits, int vocab_size, int num_logprobs, const SampleScratch& scratch,
+               SampleResult* result) {
+  using namespace sampling;
+  const Workspace work = divide(scratch, vocab_size);
+  describe(scan(logits, vocab_size, work.maxima), num_logprobs, work, result);
+}
+
 }  // namespace
 }  // namespace loadproof::LOADPROOF_NS
