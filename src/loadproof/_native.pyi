@@ -57,6 +57,7 @@ class Plan:
         max_model_len: int,
         block_size: int,
         num_blocks: int,
+        keeps_hidden: bool,
     ) -> None: ...
     def set_embedding(self, table: Matrix, scale: float) -> None: ...
     def add_norm(
@@ -128,6 +129,9 @@ class StepQueue:
         bias_values: F32,
         bias_starts: I32,
         num_logprobs: I32,
+        hidden_rows: I32,
+        score_targets: I32,
+        score_tops: I32,
         return_logits: bool,
     ) -> int: ...
     def wait(self, number: int) -> tuple[I32, F32, I32, I32, F32, F32 | None]: ...

@@ -50,6 +50,9 @@ class EngineConfig:
     """Who goes first: "fcfs", by arrival; "priority", by the least priority, then by arrival."""
     enable_prefix_caching: bool = True
     """Reuse the blocks of prefixes that were computed before."""
+    prompt_logprobs_cache: bool = True
+    """Keep each position's final hidden state with its block, so that prompts that want log-probabilities
+    can use cached prefixes; otherwise they are computed anew."""
     async_scheduling: bool = True
     """Plan and submit a step while the one before it runs."""
     check_integrity: bool = False
@@ -91,7 +94,7 @@ class EngineConfig:
         ):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), low, high)
-        for name in ("enable_prefix_caching", "async_scheduling", "check_integrity"):
+        for name in ("enable_prefix_caching", "prompt_logprobs_cache", "async_scheduling", "check_integrity"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if self.scheduling_policy not in ("fcfs", "priority"):
@@ -145,10 +148,14 @@ class EngineConfig:
             max_model_len=max_model_len,
             block_size=self.block_size,
             num_blocks=min(blocks, _INT32_MAX // self.block_size),
+            keeps_hidden=self.prompt_logprobs_cache,
         )
 
     def _blocks_allowed(self, graph: Graph, free_memory: int) -> int:
-        block_bytes = self.block_size * cache_bytes_per_token(graph)
+        token_bytes = cache_bytes_per_token(graph)
+        if self.prompt_logprobs_cache:
+            token_bytes += hidden_bytes_per_token(graph)
+        block_bytes = self.block_size * token_bytes
         left = max(0, free_memory - weight_bytes(graph))
         if self.num_blocks_override is not None:
             _check_memory("num_blocks_override", self.num_blocks_override, block_bytes, left)
@@ -185,6 +192,15 @@ def cache_bytes_per_token(graph: Graph) -> int:
 
     layers = [op for op in graph.ops if isinstance(op, Attention)]
     return sum(2 * layer.num_kv_heads * layer.head_dim * _CACHE_ELEMENT_BYTES for layer in layers)
+
+
+def hidden_bytes_per_token(graph: Graph) -> int:
+    """Bytes of a position's final hidden state."""
+    from loadproof.graph import Embed
+
+    (width,) = (op.weight.shape[1] for op in graph.ops if isinstance(op, Embed))
+    # Rows are padded to an odd number of 32 elements, as those of native/layout.h.
+    return (-(-width // 32) | 1) * 32 * _CACHE_ELEMENT_BYTES
 
 
 def weight_bytes(graph: Graph) -> int:

@@ -76,6 +76,13 @@ _ENGINE: list[tuple[str, dict[str, Any]]] = [
         {"default": None, "help": "Reuse prefixes that were computed before; default: on."},
     ),
     (
+        "--prompt-logprobs-cache/--no-prompt-logprobs-cache",
+        {
+            "default": None,
+            "help": "Keep hidden states, so that scored prompts use cached prefixes; default: on.",
+        },
+    ),
+    (
         "--async-scheduling/--no-async-scheduling",
         {"default": None, "help": "Plan a step while the one before it runs; default: on."},
     ),

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadproof import _native
-from loadproof.devices.device import F32, I32, DeviceLimits, RowLogprobs, StepBatch, StepResult
+from loadproof.devices.device import (
+    F32,
+    I32,
+    DeviceLimits,
+    RowLogprobs,
+    ScoreBatch,
+    ScoreResult,
+    StepBatch,
+    StepResult,
+    no_rows,
+)
 from loadproof.devices.lowering import (
     AttentionStep,
     LinearStep,
@@ -82,6 +92,7 @@ class CpuDevice:
             limits.max_model_len,
             limits.block_size,
             limits.num_blocks,
+            limits.keeps_hidden,
         )
         _PlanBuilder(plan, tensors, limits.max_model_len, self.num_threads).build(lowered)
         self.cache_bytes = plan.cache_bytes
@@ -92,6 +103,7 @@ class CpuDevice:
         if self._queue is None:
             raise ValueError("the device is closed")
         s = batch.sampling
+        scores = batch.scores or ScoreBatch(no_rows(), no_rows(), no_rows())
         number = self._queue.submit(
             batch.token_ids,
             batch.query_starts,
@@ -117,9 +129,12 @@ class CpuDevice:
             s.bias_values,
             s.bias_starts,
             s.num_logprobs,
+            scores.hidden_rows,
+            scores.targets,
+            scores.num_top,
             batch.return_logits,
         )
-        return CpuStep(self._queue, number, s.num_logprobs)
+        return CpuStep(self._queue, number, s.num_logprobs, batch.scores is not None)
 
     def execute(self, batch: StepBatch) -> StepResult:
         """Run one step and wait for it."""
@@ -137,12 +152,18 @@ class CpuStep:
     queue: _native.StepQueue
     number: int
     num_logprobs: I32
+    has_scores: bool
 
     def result(self) -> StepResult:
         """See :meth:`SubmittedStep.result`; the interpreter lock is released meanwhile."""
         tokens, logprobs, ranks, top_ids, top_logprobs, logits = self.queue.wait(self.number)
+        # Sampled rows come first, then scored ones.
         rows = _row_logprobs(self.num_logprobs, logprobs, ranks, top_ids, top_logprobs)
-        return StepResult(tokens, rows, logits)
+        if not self.has_scores:
+            return StepResult(tokens, rows, logits)
+        sampled, tops = len(tokens), int(np.maximum(self.num_logprobs, 0).sum())
+        scores = ScoreResult(logprobs[sampled:], ranks[sampled:], top_ids[tops:], top_logprobs[tops:])
+        return StepResult(tokens, rows, logits, scores)
 
 
 def _row_logprobs(

@@ -52,6 +52,29 @@ class SamplingBatch:
 
 
 @dataclass(frozen=True)
+class ScoreBatch:
+    """N positions whose next token is known, and its log-probability wanted.
+
+    ``hidden_rows`` says where the device keeps a position's final hidden state: at ``block * block_size +
+    offset`` if ``DeviceLimits.keeps_hidden``, whichever step computed it; else at a row of this very step.
+    """
+
+    hidden_rows: I32  # [N]
+    targets: I32  # [N]; the known token
+    num_top: I32  # [N]; how many of the best tokens' log-probabilities besides
+
+
+@dataclass(frozen=True)
+class ScoreResult:
+    """Log-probabilities of N scored positions under the raw logits."""
+
+    logprobs: F32  # [N]; of the targets
+    ranks: I32  # [N]; of the targets; 1 is the most likely
+    top_ids: I32  # [sum of num_top]; each position's, most likely first, ties to the lowest id
+    top_logprobs: F32  # [sum of num_top]
+
+
+@dataclass(frozen=True)
 class StepBatch:
     """Rows of one step: S sequences, T tokens in all, the tokens of a sequence consecutive and in order.
 
@@ -74,6 +97,7 @@ class StepBatch:
         default_factory=no_rows
     )  # [C]; ascending rows of T whose token the preceding step samples
     carried_slots: I32 = field(default_factory=no_rows)  # [C]; the slots that it keeps them in
+    scores: ScoreBatch | None = None  # with scores a step may have no rows
 
 
 @dataclass(frozen=True)
@@ -93,6 +117,7 @@ class StepResult:
     token_ids: I32  # [R]; sampled
     logprobs: list[RowLogprobs | None]  # R entries
     logits: F32 | None  # [R, vocab_size] where asked for
+    scores: ScoreResult | None = None  # where asked for
 
 
 @dataclass(frozen=True)
@@ -104,6 +129,7 @@ class DeviceLimits:
     max_model_len: int  # largest seq_lens entry
     block_size: int  # tokens a block
     num_blocks: int  # blocks of the key-value cache, numbered from 0
+    keeps_hidden: bool = True  # blocks hold each position's final hidden state, too
 
 
 class SubmittedStep(Protocol):

@@ -6,7 +6,10 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loadproof.engine.prompt_scores import PromptScores
 from loadproof.engine.sampling_params import SamplingParams
+
+MOST_PROMPT_LOGPROBS = 1 << 27  # eight bytes each
 
 
 class RequestError(ValueError):
@@ -53,14 +56,30 @@ class Door:
             wrong = max(ids, default=0)
             if wrong >= self.vocab_size:
                 raise RequestError(f"{name}: {wrong} is outside the vocabulary of {self.vocab_size}")
-        wanted = params.logprobs or 0
-        wanted = self.vocab_size if wanted == -1 else wanted
         allowed = self.vocab_size if self.max_logprobs == -1 else min(self.max_logprobs, self.vocab_size)
-        if wanted > allowed:
-            raise RequestError(f"logprobs {wanted} is above the limit of {allowed}")
+        for name, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            wanted = self.num_top(asked or 0)
+            if wanted > allowed:
+                raise RequestError(f"{name} {wanted} is above the limit of {allowed}")
         banned = {*params.stop_token_ids, *self.eos_of(params)}
         if params.min_tokens and len(banned) >= self.vocab_size:
             raise RequestError("min_tokens with every token a stop token leaves none to sample")
+
+    def num_top(self, logprobs: int) -> int:
+        """How many best tokens a number of log-probabilities means."""
+        return self.vocab_size if logprobs == -1 else logprobs
+
+    def prompt_scores(self, params: SamplingParams, token_ids: list[int]) -> PromptScores | None:
+        """Room for the prompt's log-probabilities, if they are wanted; refused beyond a sensible size."""
+        if params.prompt_logprobs is None:
+            return None
+        num_top = self.num_top(params.prompt_logprobs)
+        if len(token_ids) * num_top > MOST_PROMPT_LOGPROBS:
+            raise RequestError(
+                f"prompt_logprobs {num_top} of a prompt of {len(token_ids)} tokens are more than "
+                f"{MOST_PROMPT_LOGPROBS} log-probabilities"
+            )
+        return PromptScores(token_ids, num_top)
 
     def eos_of(self, params: SamplingParams) -> frozenset[int]:
         """End-of-sequence tokens that count for a request."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from loadproof.engine.invariant import require
+from loadproof.engine.prompt_scores import BlockScores
 
 
 class BlockKey(NamedTuple):
@@ -44,6 +45,7 @@ class BlockPool:
         )  # published blocks that nobody holds, oldest first
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._published: dict[bytes, int] = {}
+        self._scores: dict[int, BlockScores] = {}  # by published block
 
     @property
     def num_free_blocks(self) -> int:
@@ -101,6 +103,16 @@ class BlockPool:
             self._published[key.digest] = block
             self._keys[block] = key
 
+    def keep_scores(self, block: int, scores: BlockScores) -> None:
+        """Keep what scoring found about a published block's tokens, unless as much is there."""
+        kept = self._scores.get(block)
+        if self._keys[block] is not None and (kept is None or kept.num_top < scores.num_top):
+            self._scores[block] = scores
+
+    def scores_of(self, block: int) -> BlockScores | None:
+        """What was kept about a block's tokens."""
+        return self._scores.get(block)
+
     def release(self, blocks: Sequence[int]) -> None:
         """Give up one hold of each block of a sequence, in the order of their positions.
 
@@ -123,6 +135,7 @@ class BlockPool:
         for block in self._published.values():
             self._keys[block] = None
         self._published.clear()
+        self._scores.clear()
 
     def _take(self) -> int:
         if self._blank:
@@ -140,6 +153,7 @@ class BlockPool:
         assert key is not None
         assert self._published[key.digest] == block
         del self._published[key.digest]
+        self._scores.pop(block, None)
         self._keys[block] = None
 
     def check_integrity(self) -> None:
@@ -150,4 +164,5 @@ class BlockPool:
         require(all(self._keys[block] is None for block in self._blank), "a blank block is published")
         require(all(self._keys[block] is not None for block in self._cached), "a cached block has no key")
         named = {key.digest: block for block, key in enumerate(self._keys) if key is not None}
+        require(self._scores.keys() <= set(named.values()), "scores are kept of a block without a key")
         require(named == self._published, "published blocks and their keys disagree")

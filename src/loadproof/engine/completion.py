@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loadproof.engine.output import CompletionDelta, CompletionOutput, Logprob, PositionLogprobs
+from loadproof.engine.prompt_logprobs import PromptLogprobs
 from loadproof.engine.request import FinishReason, Request
 from loadproof.engine.sampling_params import MAX_TOKENS
 from loadproof.tokenizer.incremental import IncrementalDecoder
@@ -81,6 +82,13 @@ class Completion:
             request.seed,
         )
 
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Those of the prompt, once all of them are there, if the request wanted any."""
+        scores = self.request.prompt_scores
+        if scores is None or not scores.done:
+            return None
+        return PromptLogprobs(scores, self._text_of)
+
     def output(self) -> CompletionOutput:
         """The completion so far, whole once its request has finished."""
         request = self.request
@@ -121,5 +129,7 @@ class Completion:
         return position
 
     def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
-        text = self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
-        return Logprob(float(logprob), int(rank), text)
+        return Logprob(float(logprob), int(rank), self._text_of(token_id))
+
+    def _text_of(self, token_id: int) -> str:
+        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")

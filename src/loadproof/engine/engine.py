@@ -41,8 +41,16 @@ class _Group:
 
     def output(self) -> RequestOutput:
         outputs = [completion.output() for completion in self.completions]
-        num_cached = self.completions[0].request.num_cached_tokens or 0
-        return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, num_cached, True)
+        first = self.completions[0]
+        return RequestOutput(
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            outputs,
+            first.request.num_cached_tokens or 0,
+            True,
+            first.prompt_logprobs(),
+        )
 
 
 class Engine:
@@ -265,10 +273,12 @@ class Engine:
         seed = self._seeds.next() if params.seed is None else params.seed
         max_tokens = self._door.max_tokens(params, len(ids))
         eos = self._door.eos_of(params)
-        return [
+        requests = [
             Request(name, i, ids, params, seed_of(seed, i), max_tokens, eos, priority, cache_salt)
             for i in range(params.n)
         ]
+        requests[0].prompt_scores = self._door.prompt_scores(params, ids)
+        return requests
 
     def _show(self, token: NewToken) -> None:
         """Hand a request's new token to its completion and its listener."""

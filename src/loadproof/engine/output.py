@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadproof.engine.request import FinishReason
@@ -62,3 +63,6 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     num_cached_tokens: int
     finished: bool
+    prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
+    """Where they were wanted, and the request wasn't aborted before they were there: see
+    :class:`~loadproof.engine.prompt_logprobs.PromptLogprobs`."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from loadproof.devices.device import F32, Device, RowLogprobs, SubmittedStep
+from loadproof.devices.device import F32, Device, RowLogprobs, ScoreResult, SubmittedStep
 from loadproof.engine.integrity import check_idle, check_integrity
 from loadproof.engine.request import Request
 from loadproof.engine.runner import Runner
@@ -133,9 +133,30 @@ class Pipeline:
         self.num_steps += 1
         self._runner.record(sampling, result.token_ids)
         rows = iter(zip(result.token_ids.tolist(), result.logprobs, strict=True))
+        scores = _divided(result.scores, flight.chunks)
         new_tokens = []
         for chunk in flight.chunks:
             token_id, logprobs = next(rows) if chunk.samples else (None, None)
-            if self.scheduler.retire(chunk, token_id):
+            scored = next(scores) if chunk.scored is not None else None
+            if self.scheduler.retire(chunk, token_id, scored):
                 new_tokens.append(NewToken(chunk.request, logprobs))
         return StepReport(flight.chunks, new_tokens)
+
+
+def _divided(scores: ScoreResult | None, chunks: list[Chunk]) -> Iterator[ScoreResult]:
+    """The scores of each chunk that scores, in their order."""
+    at = tops_at = 0
+    for chunk in chunks:
+        if chunk.scored is None:
+            continue
+        assert scores is not None
+        assert chunk.request.prompt_scores is not None
+        end = at + len(chunk.scored)
+        tops_end = tops_at + len(chunk.scored) * chunk.request.prompt_scores.num_top
+        yield ScoreResult(
+            scores.logprobs[at:end],
+            scores.ranks[at:end],
+            scores.top_ids[tops_at:tops_end],
+            scores.top_logprobs[tops_at:tops_end],
+        )
+        at, tops_at = end, tops_end

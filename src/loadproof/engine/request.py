@@ -10,6 +10,7 @@ from loadproof.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from loadproof.engine.prefix_keys import PrefixKeys
+    from loadproof.engine.prompt_scores import PromptScores
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -49,6 +50,7 @@ class Request:
     eos_token_ids: frozenset[int]  # empty where they are ignored
     priority: int = 0
     cache_salt: str | None = None
+    prompt_scores: PromptScores | None = None  # where log-probabilities of the prompt are wanted
     stop_token_ids: frozenset[int] = field(init=False)
     output_token_ids: list[int] = field(default_factory=list)
     rank: Rank = (0, 0)

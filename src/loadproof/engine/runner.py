@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from loadproof.devices.device import I32, Device, StepBatch
+import numpy as np
+import numpy.typing as npt
+
+from loadproof.devices.device import I32, I64, Device, ScoreBatch, StepBatch
 from loadproof.engine.request import Request
 from loadproof.engine.sampling import SamplingTable
 from loadproof.engine.scheduler import Chunk
@@ -36,30 +39,53 @@ class Runner:
         Every row's token comes from the host's known ones, except where its chunk says that it is carried.
         """
         assert chunks
-        requests, *columns = zip(*chunks, strict=True)
-        starts, counts, samples, carries = map(np.array, columns)
-        slots = np.array([self._slot(request) for request in requests], np.int64)
+        computing = [chunk for chunk in chunks if chunk.num_tokens]
+        starts, counts, samples, carries = _columns(computing)
+        slots = np.array([self._slot(chunk.request) for chunk in computing], np.int64)
         sampling, carried = np.flatnonzero(samples), np.flatnonzero(carries)
-        query_starts = np.zeros(len(chunks) + 1, np.int32)
+        query_starts = np.zeros(len(computing) + 1, np.int32)
         np.cumsum(counts, out=query_starts[1:])
         last_rows = query_starts[1:] - 1
         seq_lens = starts + counts
         positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], counts)
-        width = -(-int(seq_lens.max()) // self._limits.block_size)
+        width = -(-int(seq_lens.max(initial=0)) // self._limits.block_size)
         narrow = slots.astype(np.int32)
         return StepBatch(
             token_ids=self._tokens[np.repeat(slots, counts), positions],
             query_starts=query_starts,
             seq_lens=seq_lens.astype(np.int32),
             # Taking copies all that it takes from: no more than the slots in use, the lowest ones mostly.
-            block_tables=np.take(self._blocks[: slots.max() + 1, :width], slots, axis=0),
+            block_tables=np.take(self._blocks[: slots.max(initial=-1) + 1, :width], slots, axis=0),
             logits_rows=last_rows[sampling],
             sampling=self._sampling.gather(slots[sampling], seq_lens[sampling], self._tokens),
             return_logits=return_logits,
             sample_slots=narrow[sampling],
             carried_rows=last_rows[carried],
             carried_slots=narrow[carried],
+            scores=self._scores(
+                [chunk for chunk in chunks if chunk.scored is not None], computing, query_starts
+            ),
         )
+
+    def _scores(self, scoring: list[Chunk], computing: list[Chunk], query_starts: I32) -> ScoreBatch | None:
+        """Positions to score, chunk by chunk, and where their hidden states are."""
+        if not scoring:
+            return None
+        first_rows = dict(zip(map(id, computing), query_starts.tolist(), strict=False))
+        rows, targets, tops = [], [], []
+        for chunk in scoring:
+            scores, positions = chunk.request.prompt_scores, chunk.scored
+            assert scores is not None
+            assert positions is not None
+            if self._limits.keeps_hidden:
+                size = self._limits.block_size
+                blocks = self._blocks[self._slot(chunk.request)][positions // size]
+                rows.append(blocks * size + positions % size)
+            elif len(positions):
+                rows.append(positions - chunk.start + first_rows[id(chunk)])
+            targets.append(scores.targets[positions])
+            tops.append(np.full(len(positions), scores.num_top))
+        return ScoreBatch(_joined(rows), _joined(targets), _joined(tops))
 
     def record(self, chunks: list[Chunk], token_ids: I32) -> None:
         """Take in the tokens ``[R]`` that a step sampled for these chunks; their requests hold slots yet."""
@@ -87,3 +113,16 @@ class Runner:
         self._num_blocks[slot] = 0
         self._sampling.load(slot, request, self._vocab_size)
         self._owners[slot] = (request, request.num_admissions)
+
+
+def _columns(chunks: list[Chunk]) -> tuple[I64, I64, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Starts, numbers of rows, and whether they sample and are carried, of chunks with rows."""
+    if not chunks:
+        none = np.zeros(0, np.int64)
+        return none, none, none.astype(bool), none.astype(bool)
+    _, starts, counts, samples, carries, _ = zip(*chunks, strict=True)
+    return np.array(starts), np.array(counts), np.array(samples), np.array(carries)
+
+
+def _joined(parts: list[npt.NDArray[Any]]) -> I32:
+    return np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)

@@ -72,7 +72,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     """Keep the stop string, or the stop token's text, at the end of the text."""
     prompt_logprobs: int | None = None
-    """Not available yet: anything but None is refused."""
+    """Log-probabilities of so many best tokens at each position of the prompt, and of the prompt's own; -1
+    for all."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -87,8 +88,6 @@ class SamplingParams:
         _set(self, "stop", _stops(self.stop))
         _set(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
         _set(self, "logit_bias", _logit_bias(self.logit_bias))
-        if self.prompt_logprobs is not None:
-            raise ValueError("prompt_logprobs is not supported yet")
 
     def _check_integers(self) -> None:
         _set(self, "n", _integer("n", self.n, 1, MAX_N))
@@ -100,8 +99,9 @@ class SamplingParams:
                 raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
         if self.seed is not None:
             _set(self, "seed", _integer("seed", self.seed, -(2**63), 2**64 - 1))
-        if self.logprobs is not None:
-            _set(self, "logprobs", _integer("logprobs", self.logprobs, -1, MAX_TOKENS))
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _set(self, name, _integer(name, getattr(self, name), -1, MAX_TOKENS))
 
     @property
     def uses_penalties(self) -> bool:

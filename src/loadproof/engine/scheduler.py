@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from loadproof.devices.device import DeviceLimits
+from loadproof.devices.device import I64, DeviceLimits, ScoreResult
 from loadproof.engine.block_pool import BlockKey, BlockPool
 from loadproof.engine.prefix_keys import PrefixKeys, root_digest
+from loadproof.engine.prompt_scores import PromptScores
 from loadproof.engine.request import FinishReason, Rank, Request, RequestStatus
 from loadproof.engine.waiting import WaitingQueue
 
@@ -27,7 +28,7 @@ class SchedulerOptions:
 
 
 class Chunk(NamedTuple):
-    """``num_tokens`` rows of a request in a step, from position ``start`` on; at least one.
+    """``num_tokens`` rows of a request in a step, from position ``start`` on, and positions that it scores.
 
     ``samples`` says that they reach its last token, so that the next one is sampled. ``carried`` says
     that the last row's own token is being sampled by the step before: the host doesn't know it yet.
@@ -38,6 +39,7 @@ class Chunk(NamedTuple):
     num_tokens: int
     samples: bool
     carried: bool
+    scored: I64 | None = None  # ascending positions of the prompt, each computed before or in this chunk
 
     @property
     def stop(self) -> int:
@@ -63,6 +65,7 @@ class _Plan:
 
     num_tokens_left: int
     num_prefill_left: int
+    num_scores_left: int
     num_wanted: int  # blocks that running requests soon want
     chunks: list[Chunk] = field(default_factory=list)
     has_room: bool = True  # until a waiting request found none
@@ -73,6 +76,10 @@ class _Plan:
         return self.has_room and self.num_prefill_left > 0
 
 
+MOST_TOP_A_SCORE = 2048
+"""Best tokens that a scored position counts as one row of the budget."""
+MOST_TOP_KEPT = 32
+"""Best tokens a position that are kept with a block: about a hundredth of the block's own memory."""
 _RANK: Callable[[Request], Rank] = attrgetter("rank")
 
 
@@ -111,6 +118,8 @@ class Scheduler:
             assert not request.finished
             request.let_go()
             request.num_steps_in_flight = request.num_pending_tokens = 0
+            if request.prompt_scores is not None:
+                request.prompt_scores.forget_submitted()
             request.status = RequestStatus.WAITING
             self.waiting.add(request)
 
@@ -149,8 +158,8 @@ class Scheduler:
         self.counters.num_sat_out_steps += overlooked
         return plan.chunks
 
-    def retire(self, chunk: Chunk, token_id: int | None) -> bool:
-        """Take in that a chunk has run and, where it sampled, its token.
+    def retire(self, chunk: Chunk, token_id: int | None, scores: ScoreResult | None = None) -> bool:
+        """Take in that a chunk has run and, where it sampled or scored, its token and log-probabilities.
 
         Returns whether the request has one more token now: one that finished meanwhile takes none.
         """
@@ -167,6 +176,9 @@ class Scheduler:
         request.num_ready_tokens = ready = min(chunk.stop, request.num_tokens)
         if ready // self.limits.block_size != request.num_published_blocks:
             self._publish(request)
+        if scores is not None and request.prompt_scores is not None and chunk.scored is not None:
+            request.prompt_scores.record(chunk.scored, scores)
+            self._keep_scores(request, request.prompt_scores, chunk.scored)
         if request.status is not RequestStatus.RUNNING:
             self._leave_if_landed(request)
         return counts
@@ -199,7 +211,7 @@ class Scheduler:
             prefill = min(self.options.max_num_prefill_tokens, max(budget - num_decodes, budget // 4, 1))
         # It matters to those who wait, and to nobody else.
         num_wanted = sum(map(self._num_wanted, self.running)) if len(self.waiting) else 0
-        return _Plan(budget, prefill, num_wanted)
+        return _Plan(budget, prefill, budget, num_wanted)
 
     def _move_on(self, request: Request, plan: _Plan) -> None:
         """Plan as many rows of a running request as budget and blocks allow."""
@@ -212,7 +224,11 @@ class Scheduler:
         start = request.num_computed_tokens
         if start + count > len(request.block_ids) * self.limits.block_size:
             count = self._grow(request, count, plan)
-        if count == 0:
+        scored = None
+        if request.prompt_scores is not None:
+            scored = self._plan_scores(request, request.prompt_scores, count, plan)
+            count = self._num_rows_scored(request, request.prompt_scores, count)
+        if count == 0 and scored is None:
             self.counters.num_sat_out_steps += 1
             return
         plan.num_tokens_left -= count
@@ -221,10 +237,29 @@ class Scheduler:
         samples = count == missing
         carried = start + count > request.num_tokens
         assert not carried or count == request.num_pending_tokens == 1
-        plan.chunks.append(Chunk(request, start, count, samples, carried))
+        plan.chunks.append(Chunk(request, start, count, samples, carried, scored))
         request.num_computed_tokens += count
         request.num_pending_tokens += samples
         request.num_steps_in_flight += 1
+
+    def _plan_scores(self, request: Request, scores: PromptScores, count: int, plan: _Plan) -> I64 | None:
+        """Positions to score with ``count`` more rows, as many as the step has room for; None for none."""
+        stop = min(request.num_computed_tokens + count, len(scores.targets))
+        missing = scores.missing(stop)
+        # A step's lists of best tokens are bounded like its rows.
+        cost = min(-(-scores.num_top // MOST_TOP_A_SCORE) or 1, self.limits.max_num_batched_tokens)
+        planned = missing[: plan.num_scores_left // cost]
+        if not len(planned):
+            return None
+        plan.num_scores_left -= len(planned) * cost
+        scores.submit(planned)
+        return planned
+
+    def _num_rows_scored(self, request: Request, scores: PromptScores, count: int) -> int:
+        """How many of ``count`` rows don't outrun the scores: a prompt is scored when its end is computed."""
+        start = request.num_computed_tokens
+        left = scores.missing(min(start + count, len(scores.targets)))
+        return max(0, int(left[0]) - start) if len(left) else count
 
     def _grow(self, request: Request, count: int, plan: _Plan) -> int:
         """Give a running request blocks for ``count`` more positions; how many it has blocks for now."""
@@ -275,7 +310,10 @@ class Scheduler:
         if request.prefix is None or request.prefix.root != root:
             request.prefix = PrefixKeys(root, self.limits.block_size)
         request.prefix.extend(request)
-        keys = request.prefix.keys[: (request.num_tokens - 1) // self.limits.block_size]
+        usable = request.num_tokens - 1
+        if request.prompt_scores is not None and not self.limits.keeps_hidden:
+            usable = min(usable, request.prompt_scores.num_done_from_start())
+        keys = request.prefix.keys[: usable // self.limits.block_size]
         hits = self.pool.find(keys)
         awaited = None
         for key in keys[len(hits) :]:
@@ -298,9 +336,29 @@ class Scheduler:
         request.num_published_blocks = len(hits)
         request.num_computed_tokens = request.num_ready_tokens = len(hits) * self.limits.block_size
         insort(self.running, request, key=_RANK)
+        self._copy_scores(request)
         for key in request.prefix.keys[len(hits) :] if request.prefix else ():
             self.promises.setdefault(key.digest, request)
         self._count_start(request)
+
+    def _copy_scores(self, request: Request) -> None:
+        """Take over what is known about the tokens of a request's cached blocks."""
+        if request.prompt_scores is None:
+            return
+        for index, block in enumerate(request.block_ids):
+            kept = self.pool.scores_of(block)
+            if kept is not None:
+                request.prompt_scores.copy_block(index * self.limits.block_size, kept)
+
+    def _keep_scores(self, request: Request, scores: PromptScores, scored: I64) -> None:
+        """Keep scores with the published blocks that have just got all of theirs."""
+        size = self.limits.block_size
+        for index in range(
+            int(scored[0]) // size, min(int(scored[-1]) // size + 1, request.num_published_blocks)
+        ):
+            block = scores.block(index * size, size)
+            if block is not None and block.num_top <= MOST_TOP_KEPT:
+                self.pool.keep_scores(request.block_ids[index], block)
 
     def _count_start(self, request: Request) -> None:
         num_hits = request.num_computed_tokens
