@@ -16,6 +16,7 @@ struct PlanConfig {
   int hidden_size, vocab_size;
   int max_num_batched_tokens, max_num_seqs, max_model_len;
   int block_size, num_blocks;
+  LogprobsMode logprobs_mode;
   bool keeps_hidden;  // a final hidden state for every position of the cache, not only for a step's rows
 };
 

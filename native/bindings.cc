@@ -83,7 +83,8 @@ std::uint64_t submit(StepQueue& queue, Array<std::int32_t, 1> token_ids, Array<s
                      Array<std::int32_t, 1> num_prompt, Array<std::int32_t, 1> bias_ids,
                      Array<float, 1> bias_values, Array<std::int32_t, 1> bias_starts,
                      Array<std::int32_t, 1> num_logprobs, Array<std::int32_t, 1> hidden_rows,
-                     Array<std::int32_t, 1> score_targets, Array<std::int32_t, 1> score_tops, bool return_logits) {
+                     Array<std::int32_t, 1> score_targets, Array<std::int32_t, 1> score_tops,
+                     bool return_logits) {
   const std::size_t rows = logits_rows.size();
   for (const auto* a :
        {&temperature, &top_p, &min_p, &repetition_penalty, &presence_penalty, &frequency_penalty})
@@ -117,11 +118,12 @@ std::uint64_t submit(StepQueue& queue, Array<std::int32_t, 1> token_ids, Array<s
   step.score_tops = copy_of(score_tops);
   step.return_logits = return_logits;
   for (std::size_t i = 0; i < rows; ++i)
-    step.params.push_back(
-        {temperature(i), top_k(i), top_p(i), min_p(i), repetition_penalty(i), presence_penalty(i),
-         frequency_penalty(i), seeds(i), positions(i), step.history.data() + history_starts(i),
-         history_starts(i + 1) - history_starts(i), num_prompt(i), step.bias_ids.data() + bias_starts(i),
-         step.bias_values.data() + bias_starts(i), bias_starts(i + 1) - bias_starts(i), num_logprobs(i)});
+    step.params.push_back({temperature(i), top_k(i), top_p(i), min_p(i), repetition_penalty(i),
+                           presence_penalty(i), frequency_penalty(i), seeds(i), positions(i),
+                           step.history.data() + history_starts(i), history_starts(i + 1) - history_starts(i),
+                           num_prompt(i), step.bias_ids.data() + bias_starts(i),
+                           step.bias_values.data() + bias_starts(i), bias_starts(i + 1) - bias_starts(i),
+                           num_logprobs(i), queue.config().logprobs_mode});
   reserve_results(step);
   return queue.submit(std::move(step));
 }
@@ -173,6 +175,11 @@ void bind_plan(nb::module_& m) {
       .value("STORE", Epilogue::kStore)
       .value("ADD", Epilogue::kAdd)
       .value("GATED", Epilogue::kGated);
+  nb::enum_<LogprobsMode>(m, "LogprobsMode")
+      .value("RAW_LOGPROBS", LogprobsMode::kRawLogprobs)
+      .value("RAW_LOGITS", LogprobsMode::kRawLogits)
+      .value("PROCESSED_LOGPROBS", LogprobsMode::kProcessedLogprobs)
+      .value("PROCESSED_LOGITS", LogprobsMode::kProcessedLogits);
   nb::enum_<Gate>(m, "Gate")
       .value("SILU", Gate::kSilu)
       .value("GELU", Gate::kGelu)
@@ -184,10 +191,10 @@ void bind_plan(nb::module_& m) {
   nb::class_<Plan>(m, "Plan")
       .def("__init__",
            [](Plan* self, const std::string& isa, int num_threads, int hidden_size, int vocab_size,
-              int max_num_batched_tokens, int max_num_seqs, int max_model_len, int block_size,
-              int num_blocks, bool keeps_hidden) {
+              int max_num_batched_tokens, int max_num_seqs, int max_model_len, int block_size, int num_blocks,
+              LogprobsMode logprobs_mode, bool keeps_hidden) {
              new (self) Plan({isa, num_threads, hidden_size, vocab_size, max_num_batched_tokens, max_num_seqs,
-                              max_model_len, block_size, num_blocks, keeps_hidden});
+                              max_model_len, block_size, num_blocks, logprobs_mode, keeps_hidden});
            })
       .def("set_embedding", &Plan::set_embedding)
       .def("add_norm",

@@ -143,7 +143,8 @@ struct Kernels {
   void (*sample_row)(const float* logits, int vocab_size, const SampleParams&, const SampleScratch&,
                      SampleResult*);
   // Log-probabilities of `result->token` and of the `num_logprobs` best.
-  void (*score_row)(const float* logits, int vocab_size, int num_logprobs, const SampleScratch&, SampleResult*);
+  void (*score_row)(const float* logits, int vocab_size, int num_logprobs, LogprobsMode, const SampleScratch&,
+                    SampleResult*);
 };
 
 // Bytes of a thread's scratch for heads of padded size `head_padded` in groups of `group` query heads.

@@ -141,10 +141,11 @@ void Plan::allocate() {
   cache_ = HugeBuffer(product_of(cache_elements_, sizeof(bf16)));
   residual_ = HugeBuffer(most * size(config_.hidden_size) * sizeof(float));
   queries_ = HugeBuffer(most * size(query_width_) * sizeof(bf16));
-  const int logits_rows = std::max(config_.max_num_seqs, std::min(kScoreRows, config_.max_num_batched_tokens));
+  const int logits_rows =
+      std::max(config_.max_num_seqs, std::min(kScoreRows, config_.max_num_batched_tokens));
   logits_ = HugeBuffer(size(logits_rows) * size(config_.vocab_size) * sizeof(float) + 64);
-  hidden_ = HugeBuffer(
-      product_of(num_hidden_rows(config_), size(row_stride(config_.hidden_size)) * sizeof(bf16)));
+  hidden_ =
+      HugeBuffer(product_of(num_hidden_rows(config_), size(row_stride(config_.hidden_size)) * sizeof(bf16)));
   const int threads = pool_.size();
   scratch_memory_ = HugeBuffer(scratch_size_ * size(threads));
   sample_memory_ = HugeBuffer(size(threads) * sample_bytes());

@@ -116,7 +116,8 @@ void Plan::embed_rows(int begin, int end) {
 std::size_t Plan::hidden_index(int row) const {
   if (!config_.keeps_hidden) return size(row);
   const int position = positions_[size(row)];
-  const std::size_t entry = size(row_seq_[size(row)]) * size(batch_.max_blocks) + size(position / config_.block_size);
+  const std::size_t entry =
+      size(row_seq_[size(row)]) * size(batch_.max_blocks) + size(position / config_.block_size);
   return size(batch_.block_tables[entry]) * size(config_.block_size) + size(position % config_.block_size);
 }
 
@@ -148,7 +149,7 @@ void Plan::run_scores(int thread) {
     run_logits(thread, gathered, count);
     for (int row = thread; row < count; row += parts)
       kernels_->score_row(logits_.as<float>() + size(row) * size(config_.vocab_size), config_.vocab_size,
-                          batch_.score_tops[size(begin + row)], sample_scratch(thread),
+                          batch_.score_tops[size(begin + row)], config_.logprobs_mode, sample_scratch(thread),
                           &scores_[size(begin + row)]);
     pool_.barrier();
   }

@@ -7,6 +7,10 @@
 
 namespace loadproof {
 
+// What log-probabilities are of: the logits as they come, or what is sampled from: penalised, biased, divided
+// by the temperature, with the tokens that cannot be drawn at minus infinity. Or they are those logits.
+enum class LogprobsMode { kRawLogprobs, kRawLogits, kProcessedLogprobs, kProcessedLogits };
+
 // Parameters of one row; pointers are borrowed for the call. Whoever fills this in has checked it: the
 // temperature is finite and at least 0, the repetition penalty above 0, every id within the vocabulary.
 struct SampleParams {
@@ -26,6 +30,7 @@ struct SampleParams {
   const float* bias_values;      // [num_bias]; minus infinity bans a token
   std::int32_t num_bias;
   std::int32_t num_logprobs;  // -1: none; at most the vocabulary
+  LogprobsMode logprobs_mode;
 };
 
 // What one row gives; the two arrays are the caller's, [max(num_logprobs, 0)], most likely first. Without

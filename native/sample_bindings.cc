@@ -91,7 +91,7 @@ Sampled sample_row(const Array<float>& logits, const std::string& isa, float tem
                    float top_p, float min_p, float repetition_penalty, float presence_penalty,
                    float frequency_penalty, std::uint64_t seed, std::int64_t position, const Ids& history,
                    std::int32_t num_prompt, const Ids& bias_ids, const Floats& bias_values,
-                   std::int32_t num_logprobs, int repeats) {
+                   std::int32_t num_logprobs, LogprobsMode logprobs_mode, int repeats) {
   const Kernels& kernels = require_level(isa);
   const std::size_t vocab_size = logits.size();
   require(vocab_size > 0 && vocab_size <= kMaxVocab, "a row has from 1 to 2**24 logits");
@@ -115,6 +115,7 @@ Sampled sample_row(const Array<float>& logits, const std::string& isa, float tem
       .bias_values = data_of(bias_values),
       .num_bias = length_of(bias_ids),
       .num_logprobs = num_logprobs,
+      .logprobs_mode = logprobs_mode,
   };
   require_settings(params, static_cast<std::int32_t>(vocab_size));
   const auto floats = std::make_unique_for_overwrite<float[]>(SampleScratch::num_floats(vocab_size));
@@ -148,7 +149,7 @@ void bind_sample(nb::module_& m) {
       "top_k"_a = 0, "top_p"_a = 1.0f, "min_p"_a = 0.0f, "repetition_penalty"_a = 1.0f,
       "presence_penalty"_a = 0.0f, "frequency_penalty"_a = 0.0f, "seed"_a = 0, "position"_a = 0,
       "history"_a = nb::none(), "num_prompt"_a = 0, "bias_ids"_a = nb::none(), "bias_values"_a = nb::none(),
-      "num_logprobs"_a = -1, "repeats"_a = 1,
+      "num_logprobs"_a = -1, "logprobs_mode"_a = LogprobsMode::kRawLogprobs, "repeats"_a = 1,
       "Sample one row: (token, its log-probability, its rank, top ids, top log-probabilities); all but the\n"
       "token mean something only where num_logprobs is not -1. More repeats do the same work again, to be "
       "timed.");

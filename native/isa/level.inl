@@ -17,7 +17,7 @@
 namespace loadproof::LOADPROOF_NS {
 
 extern const Kernels kKernels;
-const Kernels kKernels = {LOADPROOF_NAME, begin_thread, end_thread, embed,     norm,
+const Kernels kKernels = {LOADPROOF_NAME, begin_thread, end_thread, embed,      norm,
                           linear,         qkv,          attention,  sample_row, score_row};
 
 }  // namespace loadproof::LOADPROOF_NS

@@ -244,15 +244,28 @@ int draw(const Row& row, const Weigher& weigh, Cut cut, double share, float* sum
   return chosen * kBlock + last;
 }
 
-int pick(const Row& row, const SampleParams& p, const Workspace& work) {
+Weigher weigher_of(const Row& row, const SampleParams& p) {
   const float least = p.min_p < 1.0f ? p.min_p : 1.0f;
-  const Weigher weigh = {set1(row.best), set1(1.0f / p.temperature), set1(least)};
-  Cut cut = {-kInf, row.size};
-  if (p.top_k > 0 && p.top_k < row.size)
-    cut = cut_of_best(row, weigh, p.top_k, p.top_p, work);
-  else if (p.top_p < 1.0f)
-    cut = cut_of_all(row, weigh, p.top_p, p.temperature, work);
-  return draw(row, weigh, cut, uniform(p.seed, p.position), work.sums);
+  return {set1(row.best), set1(1.0f / p.temperature), set1(least)};
+}
+
+Cut cut_of(const Row& row, const Weigher& weigh, const SampleParams& p, const Workspace& work) {
+  if (p.top_k > 0 && p.top_k < row.size) return cut_of_best(row, weigh, p.top_k, p.top_p, work);
+  if (p.top_p < 1.0f) return cut_of_all(row, weigh, p.top_p, p.temperature, work);
+  return {-kInf, row.size};
+}
+
+// The logits that a draw is from, in place of the weights.
+const float* processed(const Row& row, const Weigher& weigh, Cut cut, float* out) {
+  const F16 logit = set1(cut.logit), last = set1(static_cast<float>(cut.id)), none = set1(-kInf);
+  for (int block = 0; block < row.num_blocks; ++block)
+    for_block(row, block, [&](int i, int n, F16 x) {
+      const F16 drawn = if_less(exp((x - weigh.best) * weigh.inverse_temperature), weigh.least, none,
+                                x * weigh.inverse_temperature);
+      const F16 up_to_id = if_less(x, logit, none, drawn), beyond_id = if_less(logit, x, drawn, none);
+      store_n(out + i, if_less(last, iota() + set1(static_cast<float>(i)), beyond_id, up_to_id), n);
+    });
+  return out;
 }
 
 // ---- Log-probabilities
@@ -286,7 +299,9 @@ int rank_of(const Row& row, float logit) {
   return rank;
 }
 
-void describe(const Row& row, int num_logprobs, const Workspace& work, SampleResult* result) {
+void describe(const Row& row, int num_logprobs, LogprobsMode mode, const Workspace& work,
+              SampleResult* result) {
+  const bool as_logits = mode == LogprobsMode::kRawLogits || mode == LogprobsMode::kProcessedLogits;
   const Weigher weigh = {set1(row.best), set1(1.0f), zero()};
   double total = 0.0;
   for (int block = 0; block < row.num_blocks; ++block)
@@ -294,6 +309,7 @@ void describe(const Row& row, int num_logprobs, const Workspace& work, SampleRes
   const double shift = natural_log(total);
   const auto logprob = [&](int id) {
     const float x = usable(row.logits[id]);
+    if (as_logits) return x;
     const double value = static_cast<double>(x) - static_cast<double>(row.best) - shift;
     if (x == -kInf) return -kInf;
     return value < -static_cast<double>(kLargest) ? -kLargest : static_cast<float>(value);
@@ -318,20 +334,28 @@ void sample_row(const float* logits, int vocab_size, const SampleParams& p, cons
   const Workspace work = divide(scratch, vocab_size);
   const float* adjusted = adjust(logits, vocab_size, p, work);
   const Row row = scan(adjusted, vocab_size, work.maxima);
-  if (row.best == -kInf)
-    result->token = first_allowed(vocab_size, p, work.weights);
+  const bool draws = row.best > -kInf && p.temperature >= kGreedyBelow;
+  const Weigher weigh = draws ? weigher_of(row, p) : Weigher{};
+  const Cut cut = draws ? cut_of(row, weigh, p, work) : Cut{};
+  if (draws)
+    result->token = draw(row, weigh, cut, uniform(p.seed, p.position), work.sums);
   else
-    result->token = p.temperature < kGreedyBelow ? first_best(row) : pick(row, p, work);
+    result->token = row.best > -kInf ? first_best(row) : first_allowed(vocab_size, p, work.weights);
   if (p.num_logprobs < 0) return;
-  describe(adjusted == logits ? row : scan(logits, vocab_size, work.maxima), p.num_logprobs, work, result);
+  const bool raw =
+      p.logprobs_mode == LogprobsMode::kRawLogprobs || p.logprobs_mode == LogprobsMode::kRawLogits;
+  const float* described = raw ? logits : draws ? processed(row, weigh, cut, work.weights) : adjusted;
+  describe(described == adjusted ? row : scan(described, vocab_size, work.maxima), p.num_logprobs,
+           p.logprobs_mode, work, result);
 }
 
-// The log-probabilities of a row whose token is known: `result->token`, within the vocabulary.
-void score_row(const float* logits, int vocab_size, int num_logprobs, const SampleScratch& scratch,
-               SampleResult* result) {
+// The log-probabilities of a row whose token is known: `result->token`, within the vocabulary. Nothing is
+// sampled from it, so processed ones are the raw ones.
+void score_row(const float* logits, int vocab_size, int num_logprobs, LogprobsMode mode,
+               const SampleScratch& scratch, SampleResult* result) {
   using namespace sampling;
   const Workspace work = divide(scratch, vocab_size);
-  describe(scan(logits, vocab_size, work.maxima), num_logprobs, work, result);
+  describe(scan(logits, vocab_size, work.maxima), num_logprobs, mode, work, result);
 }
 
 }  // namespace

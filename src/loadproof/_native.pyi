@@ -38,6 +38,12 @@ class Gate(enum.Enum):
     GELU = 1
     GELU_TANH = 2
 
+class LogprobsMode(enum.Enum):
+    RAW_LOGPROBS = 0
+    RAW_LOGITS = 1
+    PROCESSED_LOGPROBS = 2
+    PROCESSED_LOGITS = 3
+
 class Matrix:
     def __init__(self, columns: int, k: int) -> None: ...
     def pack(self, rows: U16, first: int, panel_step: int, panel_offset: int) -> None: ...
@@ -57,6 +63,7 @@ class Plan:
         max_model_len: int,
         block_size: int,
         num_blocks: int,
+        logprobs_mode: LogprobsMode,
         keeps_hidden: bool,
     ) -> None: ...
     def set_embedding(self, table: Matrix, scale: float) -> None: ...
@@ -154,6 +161,7 @@ def sample_row(
     bias_ids: I32 | None = None,
     bias_values: F32 | None = None,
     num_logprobs: int = -1,
+    logprobs_mode: LogprobsMode = ...,
     repeats: int = 1,
 ) -> tuple[int, float, int, I32, F32]: ...
 def philox(seed: int, position: int) -> tuple[int, int, int, int]: ...

@@ -25,6 +25,10 @@ for _power, _letter in enumerate("KMGT", 1):
 DEFAULT_MAX_MODEL_LEN = 262144
 
 
+POLICIES = ("fcfs", "priority")
+LOGPROBS_MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
+
+
 class ConfigError(ValueError):
     """Engine settings that are wrong, or that don't fit the model or the memory."""
 
@@ -71,6 +75,11 @@ class EngineConfig:
     max_logprobs: int = 20
     """Most log-probabilities a position that a request may ask for; -1 for no limit."""
 
+    logprobs_mode: str = "raw_logprobs"
+    """What log-probabilities are of, as in vLLM: "raw_logprobs", of the model's logits; "raw_logits", these
+    themselves; "processed_logprobs" and "processed_logits", after penalties, bias, temperature and filters.
+    Nothing of that applies to a prompt, so its own are raw in any case."""
+
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model must name a model, not {self.model!r}")
@@ -97,8 +106,9 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "prompt_logprobs_cache", "async_scheduling", "check_integrity"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, not {getattr(self, name)!r}")
-        if self.scheduling_policy not in ("fcfs", "priority"):
-            raise ConfigError(f"scheduling_policy must be fcfs or priority, not {self.scheduling_policy!r}")
+        for name, choices in (("scheduling_policy", POLICIES), ("logprobs_mode", LOGPROBS_MODES)):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}")
         if self.block_size not in (16, 32, 64, 128, 256) and self.block_size % 512:
             raise ConfigError(
                 f"block_size must be 16, 32, 64, 128, 256 or a multiple of 512, not {self.block_size}"
@@ -148,6 +158,7 @@ class EngineConfig:
             max_model_len=max_model_len,
             block_size=self.block_size,
             num_blocks=min(blocks, _INT32_MAX // self.block_size),
+            logprobs_mode=self.logprobs_mode,
             keeps_hidden=self.prompt_logprobs_cache,
         )
 

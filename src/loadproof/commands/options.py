@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from loadproof.config import ConfigError, EngineConfig, parse_bytes
+from loadproof.config import LOGPROBS_MODES, POLICIES, ConfigError, EngineConfig, parse_bytes
 
 _T = TypeVar("_T")
 
@@ -69,7 +69,7 @@ _ENGINE: list[tuple[str, dict[str, Any]]] = [
     ("--max-num-prefill-tokens", {"type": int, "help": "Most prompt tokens of a step while others decode."}),
     (
         "--scheduling-policy",
-        {"type": click.Choice(["fcfs", "priority"]), "help": "Who goes first: by arrival, or by priority."},
+        {"type": click.Choice(POLICIES), "help": "Who goes first: by arrival, or by priority."},
     ),
     (
         "--enable-prefix-caching/--no-enable-prefix-caching",
@@ -104,6 +104,7 @@ _ENGINE: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("--num-threads", {"type": int, "help": "Threads that compute."}),
+    ("--logprobs-mode", {"type": click.Choice(LOGPROBS_MODES), "help": "What log-probabilities are of."}),
     ("--max-logprobs", {"type": int, "help": "Most log-probabilities a request may ask for; -1: no limit."}),
 ]
 _SAMPLING: list[tuple[str, dict[str, Any]]] = [

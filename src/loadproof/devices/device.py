@@ -129,6 +129,9 @@ class DeviceLimits:
     max_model_len: int  # largest seq_lens entry
     block_size: int  # tokens a block
     num_blocks: int  # blocks of the key-value cache, numbered from 0
+    logprobs_mode: str = (
+        "raw_logprobs"  # or raw_logits, processed_logprobs, processed_logits: see EngineConfig
+    )
     keeps_hidden: bool = True  # blocks hold each position's final hidden state, too
 
 
