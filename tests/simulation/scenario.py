@@ -95,7 +95,9 @@ class _Requests:
         seed = rng.getrandbits(32)
         cut = rng.randint(1, max_tokens) if rng.random() < 0.2 else None
         return [
-            Truth(Request(request_id, index, prompt, params, seed + index, max_tokens, eos, priority, salt), cut)
+            Truth(
+                Request(request_id, index, prompt, params, seed + index, max_tokens, eos, priority, salt), cut
+            )
             for index in range(rng.randint(2, 4) if rng.random() < 0.1 else 1)
         ]
 
