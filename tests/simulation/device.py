@@ -131,7 +131,7 @@ class SimulatedDevice:
         """Work again after a failure; the cache holds nothing of use."""
         assert not self._waiting
         self._failed = False
-        self._last_tokens = {}
+        self._produced = set()
         self.cells = [BLANK] * len(self.cells)
 
     def close(self) -> None:

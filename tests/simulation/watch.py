@@ -87,7 +87,8 @@ class Watch:
         """A request has been handed to the scheduler."""
         request = truth.request
         self._subjects[request] = Subject(request, truth, num_known=request.num_prompt_tokens)
-        heappush(self._ranked, (request.rank, request))
+        priority = request.priority if self._options.policy == "priority" else 0
+        heappush(self._ranked, ((priority, self.summary.requests), request))
         self.summary.requests += 1
 
     def restarted(self, requests: list[Request]) -> None:
