@@ -81,10 +81,15 @@ def logits_counted_from_the_prompt(patch: Patch) -> None:
     _after_prepare(patch, change)
 
 
-def logits_counted_from_the_prompt_and_nobody_looks(patch: Patch) -> None:
-    """The same, past the device, the pipeline and the completion: every token sampled is taken in."""
+def logits_counted_from_the_prompt_past_the_device(patch: Patch) -> None:
+    """The same, keeping no token on the device, which would refuse to keep two in one slot."""
     logits_counted_from_the_prompt(patch)
     _after_prepare(patch, lambda _, chunks, batch: replace(batch, sample_slots=no_rows()))
+
+
+def logits_counted_from_the_prompt_and_nobody_looks(patch: Patch) -> None:
+    """The same, past the pipeline and the completion, too: every token sampled is taken in."""
+    logits_counted_from_the_prompt_past_the_device(patch)
 
     def collect(self: Pipeline) -> StepReport:
         flight = self._flights.popleft()

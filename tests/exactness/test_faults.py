@@ -59,6 +59,12 @@ class Fault:
 FAULTS = [
     Fault(faults.logits_counted_from_the_prompt, "slots must be distinct", "slots must be distinct"),
     Fault(
+        faults.logits_counted_from_the_prompt_past_the_device,
+        "^AssertionError: $",
+        "^AssertionError: $",
+        {"async_scheduling": False},
+    ),
+    Fault(
         faults.logits_counted_from_the_prompt_and_nobody_looks,
         "IntegrityError: .*past its length",
         COMPARED,
