@@ -8,9 +8,12 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 PROJECT := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 BUILD_ENV := PYTHONPATH="$(CURDIR)/$(TOOLS)" PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH"
 MODEL  ?= smollm2-135m
+STEPS  ?= 1000000
+SEED   ?= 0
+JOBS   ?= $(shell nproc 2>/dev/null || echo 1)
 NATIVE := $(wildcard native/*.cc native/*.h native/*.txt native/isa/*.*)
 
-.PHONY: help install demo test exactness sanitize lint format bench clean
+.PHONY: help install demo test exactness simulate sanitize lint format bench clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -44,6 +47,9 @@ test: $(VENV)/.dev   ## set up and run the whole test suite
 
 exactness: $(VENV)/.dev   ## the whole exactness matrix at every instruction-set level (long: the portable one is slow)
 	LOADPROOF_EXACTNESS=full $(BIN)/python -m pytest tests/exactness $(PYTEST_ARGS)
+
+simulate: $(VENV)/.installed   ## simulated steps of the scheduler: STEPS=20000000 SEED=7 JOBS=2; STEPS=1 replays a seed
+	$(BIN)/python -m tests.simulation.run --steps $(STEPS) --seed $(SEED) --jobs $(JOBS)
 
 sanitize: $(VENV)/.dev   ## the native part's unit tests under address and undefined-behaviour sanitizers
 	$(BUILD_ENV) PYTHON="$(CURDIR)/$(BIN)/python" sh tests/sanitize.sh

@@ -17,6 +17,7 @@ from tests.simulation.model import ROOT, VOCAB_SIZE, draw, extend, history_noise
 
 from loadproof.devices.device import DeviceLimits, SamplingBatch, StepBatch, StepResult
 
+Failure = Literal["submit", "run"]
 BLANK = -1  # what a position holds that was never written
 
 
@@ -69,7 +70,7 @@ class SimulatedDevice:
         before_run: Callable[[SimulatedStep], None],
     ) -> None:
         self.limits = limits
-        self.failure: Literal["submit", "run"] | None = None  # what the next submitted step is to come to
+        self.failure: Failure | None = None  # what the next submitted step is to come to
         self._rng = rng
         self._eagerness = eagerness
         self._before_run = before_run
@@ -130,7 +131,7 @@ class SimulatedDevice:
         """Work again after a failure; the cache holds nothing of use."""
         assert not self._waiting
         self._failed = False
-        self._last_tokens = {}
+        self._produced = set()
         self.cells = [BLANK] * len(self.cells)
 
     def close(self) -> None:

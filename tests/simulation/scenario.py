@@ -87,7 +87,7 @@ class _Requests:
         rng = self._rng
         length = rng.randint(max(2, self._length // 3), self._length)
         # Short prompts that grow long are what makes a pool run out.
-        prompt = self._prompt(rng.randint(1, min(length - 1, rng.choice((4, 8, length)))))
+        prompt = self._prompt(rng.randint(1, min(length - 1, rng.choice((4, 8, length, length)))))
         max_tokens = length - len(prompt)
         params = self._params(max_tokens)
         priority, salt = rng.choice(self._priorities), rng.choice(self._salts)
@@ -95,13 +95,15 @@ class _Requests:
         seed = rng.getrandbits(32)
         cut = rng.randint(1, max_tokens) if rng.random() < 0.2 else None
         return [
-            Truth(Request(request_id, index, prompt, params, seed + index, max_tokens, eos, priority, salt), cut)
+            Truth(
+                Request(request_id, index, prompt, params, seed + index, max_tokens, eos, priority, salt), cut
+            )
             for index in range(rng.randint(2, 4) if rng.random() < 0.1 else 1)
         ]
 
     def _prompt(self, length: int) -> list[int]:
         """Some of a stem, and mostly something of its own after it."""
-        shared = self._rng.choice((0, 0, length // 2, length))
+        shared = self._rng.choice((0, length // 2, length // 2, length))
         return self._rng.choice(self._stems)[:shared] + self._tokens(length - shared)
 
     def _params(self, max_tokens: int) -> SamplingParams:

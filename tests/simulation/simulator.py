@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.simulation.device import InjectedFailureError, SimulatedDevice
+from tests.simulation.device import Failure, InjectedFailureError, SimulatedDevice
 from tests.simulation.model import Truth
 from tests.simulation.scenario import Scenario, draw_scenario
 from tests.simulation.summary import Summary
-from tests.simulation.watch import Violation, Watch, WatchedScheduler
+from tests.simulation.watch import ViolationError, Watch, WatchedScheduler
 
 from loadproof.engine.pipeline import Pipeline, StepReport
 from loadproof.engine.request import Request, RequestStatus
+
+FAILURES: tuple[Failure | None, ...] = ("submit", "run", None)  # None: a listener fails
 
 
 class SimulationError(Exception):
@@ -41,10 +43,9 @@ class Simulation:
     """One scenario. A tick is one turn of the engine's loop: new requests, aborts, a step, its tokens."""
 
     def __init__(self, seed: int) -> None:
-        self._rng = Random(seed)  # noqa: S311: it must be predictable
+        self._rng = Random(seed)
         self._scenario = scenario = draw_scenario(self._rng)
-        depth = 2 if scenario.pipeline.async_scheduling else 1
-        self._watch = Watch(scenario.limits, scenario.scheduling, max_stall=depth + 1)
+        self._watch = Watch(scenario.limits, scenario.scheduling, allowed_stall(scenario))
         self._device = SimulatedDevice(
             scenario.limits, Random(seed), scenario.eagerness, self._watch.before_run
         )
@@ -56,7 +57,7 @@ class Simulation:
         self._open: dict[Request, tuple[Truth, int]] = {}  # unfinished, and how many tokens were shown
         self._tick = 0
         self._num_turns = 0
-        self._turns_allowed = allowed_turns(scenario, depth)
+        self._turns_allowed = allowed_turns(scenario)
         self._fails_listener = False
 
     @property
@@ -74,14 +75,16 @@ class Simulation:
             self._turn()
             self._tick += 1
         if self._open:
-            raise Violation(f"{len(self._open)} requests were lost")
-        self._count_pool()
+            raise ViolationError(f"{len(self._open)} requests were lost")
         counters, summary = self._scheduler.counters, self._watch.summary
+        summary.evictions = self._scheduler.pool.num_evictions
         summary.resumed_with_hits = counters.num_resumed_with_hits
         summary.sat_out_steps = counters.num_sat_out_steps
         summary.hit_tokens = counters.prefix_cache_hits
         if counters.num_preemptions < summary.preemptions:
-            raise Violation(f"{summary.preemptions} preemptions seen, {counters.num_preemptions} counted")
+            raise ViolationError(
+                f"{summary.preemptions} preemptions seen, {counters.num_preemptions} counted"
+            )
         return summary
 
     def _arrive(self) -> None:
@@ -102,16 +105,15 @@ class Simulation:
             self._watch.generation += 1
             self._watch.summary.resets += 1
         if rng.random() < scenario.failure_rate:
-            kind = rng.choice(("submit", "run", "listener"))
-            self._fails_listener = kind == "listener"
-            if kind != "listener":
-                self._device.failure = kind
+            failure = rng.choice(FAILURES)
+            self._device.failure = failure
+            self._fails_listener = failure is None
         self._device.dawdle()
 
     def _turn(self) -> None:
         self._num_turns += 1
         if self._num_turns > self._turns_allowed:
-            raise Violation(f"{self._num_turns} turns of the loop, {self._turns_allowed} must do")
+            raise ViolationError(f"{self._num_turns} turns of the loop, {self._turns_allowed} must do")
         if not self._pipeline.has_work():
             return
         try:
@@ -140,9 +142,13 @@ class Simulation:
                 continue
             truth, num_shown = self._open[request]
             if len(request.output_token_ids) != num_shown + 1:
-                raise Violation(f"{request.key}: tokens {request.output_token_ids}, {num_shown} shown before")
+                raise ViolationError(
+                    f"{request.key}: tokens {request.output_token_ids}, {num_shown} shown before"
+                )
             if request.output_token_ids[num_shown] != truth.output[num_shown]:
-                raise Violation(f"{request.key}: a wrong token at {num_shown}: {request.output_token_ids}")
+                raise ViolationError(
+                    f"{request.key}: a wrong token at {num_shown}: {request.output_token_ids}"
+                )
             if self._fails_listener:
                 self._fails_listener = False
                 self._abort(request)
@@ -157,11 +163,11 @@ class Simulation:
         request, summary = truth.request, self._watch.summary
         finish = request.token_finish() or (("stop", "cut") if num_output == truth.cut else None)
         if (finish is not None) != (num_output == truth.num_output):
-            raise Violation(f"{request.key} ends with {finish} after {num_output} of {truth.num_output}")
+            raise ViolationError(f"{request.key} ends with {finish} after {num_output} of {truth.num_output}")
         if finish is None:
             return
         if request.output_token_ids != truth.output or finish != truth.finish:
-            raise Violation(f"{request.key} ends with {finish} and {request.output_token_ids}")
+            raise ViolationError(f"{request.key} ends with {finish} and {request.output_token_ids}")
         summary.stopped_by_host += finish[1] == "cut"
         summary.stopped_by_token += finish[0] == "stop" and finish[1] != "cut"
         self._scheduler.finish(request, *finish)
@@ -191,25 +197,31 @@ class Simulation:
     def _restart(self) -> None:
         """Go on from what the listeners know, as the engine does."""
         self._watch.summary.failures += 1
-        self._turns_allowed += allowed_turns(self._scenario, 2, again=True)
+        self._turns_allowed += allowed_turns(self._scenario, again=True)
         for request, (_, num_shown) in self._open.items():
             del request.output_token_ids[num_shown:]
-        self._count_pool()
         self._pipeline.restart(list(self._open))
         self._device.recover()
         self._watch.restarted(list(self._open))
 
-    def _count_pool(self) -> None:
-        self._watch.summary.evictions += self._scheduler.pool.num_evictions
+
+def allowed_stall(scenario: Scenario) -> int:
+    """Turns of the loop for which the best-ranked unfinished request may be passed over.
+
+    Without a step in flight whoever holds its blocks gives way at once, so there are none. With one, it may
+    wait for its own last token, or for a step of those that gave way for it. Meanwhile others that run may
+    take blocks it counted on; then one of those gives way, and nobody runs instead: each does so once.
+    """
+    return scenario.limits.max_num_seqs if scenario.pipeline.async_scheduling else 0
 
 
-def allowed_turns(scenario: Scenario, depth: int, again: bool = False) -> int:
+def allowed_turns(scenario: Scenario, again: bool = False) -> int:
     """Turns of the loop that are enough for all requests; those for one, the largest, with ``again``.
 
-    Some request ranks best at any time. It is passed over for ``depth + 1`` turns at most before it moves
-    on, and then moves on by one token at least, its prompt by the share of the budget that prompts have
-    while others decode. What it has computed is lost only where a better one arrives (priorities) or the
-    device fails; and each arrival or failure takes that from one request only.
+    Some request ranks best at any time. It is passed over for :func:`allowed_stall` turns at most before it
+    moves on, by one token at least, its prompt by the share of the budget that prompts have while others
+    decode. What it has computed is lost only where a better one arrives (priorities) or something fails;
+    and each arrival or failure takes that from one request only.
     """
     budget = scenario.limits.max_num_batched_tokens
     share = min(scenario.scheduling.max_num_prefill_tokens, max(budget // 4, 1))
@@ -219,4 +231,4 @@ def allowed_turns(scenario: Scenario, depth: int, again: bool = False) -> int:
     ]
     displaced = len(costs) if scenario.scheduling.policy == "priority" else 0
     total = max(costs) if again else sum(costs) + displaced * max(costs)
-    return (depth + 2) * total + (scenario.arrivals[-1][0] if not again else 0)
+    return (allowed_stall(scenario) + 1) * total + (scenario.arrivals[-1][0] if not again else 0)

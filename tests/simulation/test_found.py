@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from loadproof import SamplingParams
 from loadproof.engine.prefix_keys import PrefixKeys, root_digest
 from loadproof.engine.request import Request

@@ -1,4 +1,4 @@
-"""What must hold in every step, whoever is scheduled: the first thing that does not raises a Violation.
+"""What must hold in every step, whoever is scheduled: the first thing that does not raises a ViolationError.
 
 Nothing here relies on the scheduler's own counters where a request's truth and the device's cells can tell.
 """
@@ -23,7 +23,7 @@ BlockName = tuple[str | None, int, int]
 """What a block holds: salt and generation of the request that filled it, and the prefix at its end."""
 
 
-class Violation(AssertionError):  # noqa: N818: not an error of the program that runs, but its finding
+class ViolationError(AssertionError):
     """Something that must hold does not."""
 
 
@@ -87,7 +87,8 @@ class Watch:
         """A request has been handed to the scheduler."""
         request = truth.request
         self._subjects[request] = Subject(request, truth, num_known=request.num_prompt_tokens)
-        heappush(self._ranked, (request.rank, request))
+        priority = request.priority if self._options.policy == "priority" else 0
+        heappush(self._ranked, ((priority, self.summary.requests), request))
         self.summary.requests += 1
 
     def restarted(self, requests: list[Request]) -> None:
@@ -125,7 +126,7 @@ class Watch:
             elif missing == 1 and self._subjects[request].newest_step != self._num_plans:
                 full = request.num_computed_tokens == len(request.block_ids) * size
                 if num_rows < self._limits.max_num_batched_tokens and not full:
-                    raise Violation(f"{request.key} decodes, and sits out with budget and block at hand")
+                    raise ViolationError(f"{request.key} decodes, and sits out with budget and block at hand")
         self._follow_top(chunks)
         if chunks:
             self._plans.append(chunks)
@@ -138,15 +139,15 @@ class Watch:
         """The device is about to run its oldest step."""
         chunks = self._plans.popleft()
         if len(step.lengths) != len(chunks):
-            raise Violation(f"{len(chunks)} chunks became {len(step.lengths)} sequences")
+            raise ViolationError(f"{len(chunks)} chunks became {len(step.lengths)} sequences")
         wanted = [step.starts[index + 1] - 1 for index, chunk in enumerate(chunks) if chunk.samples]
         if step.logits_rows != wanted or len(step.slots) != len(wanted):
-            raise Violation(f"logits of rows {step.logits_rows}, and {wanted} sample")
+            raise ViolationError(f"logits of rows {step.logits_rows}, and {wanted} sample")
         for index, chunk in enumerate(chunks):
             self._check_sequence(step, index, chunk)
         positions = [chunk.start + chunk.num_tokens for chunk in chunks if chunk.samples]
         if step.sampling.positions.tolist() != positions:
-            raise Violation(f"sampling at {step.sampling.positions.tolist()}, not at {positions}")
+            raise ViolationError(f"sampling at {step.sampling.positions.tolist()}, not at {positions}")
 
     def landed(self, scheduler: Scheduler, chunk: Chunk, num_published: int, blocks: list[int]) -> None:
         """A chunk's result has been taken in; its request had published so many of its blocks before."""
@@ -163,26 +164,26 @@ class Watch:
         for block in range(pool.num_blocks):
             key = pool.key_of(block)
             if key is not None and (block not in self._published or self._published[block][0] is not key):
-                raise Violation(f"block {block} is offered, though no step that filled it has come back")
+                raise ViolationError(f"block {block} is offered, though no step that filled it has come back")
 
     def _admitted(self, scheduler: Scheduler, subject: Subject, start: int) -> None:
         """A request runs from ``start`` on: what lies before must be hits, and no fewer than there are."""
         request, size = subject.request, self._limits.block_size
         num_hits, rest = divmod(start, size)
         if rest or start >= request.num_tokens:
-            raise Violation(f"{request.key} of {request.num_tokens} tokens starts at {start}")
+            raise ViolationError(f"{request.key} of {request.num_tokens} tokens starts at {start}")
         for index in range(num_hits):
             block = request.block_ids[index]
             key, name = self._published.get(block, (None, None))
             if key is not scheduler.pool.key_of(block) or name != self._name(subject, index):
-                raise Violation(f"{request.key} takes block {block} for its own at {index}")
+                raise ViolationError(f"{request.key} takes block {block} for its own at {index}")
         if self._options.enable_prefix_caching and start + size < request.num_tokens:
             missed = self._name(subject, num_hits)
             for block, (key, name) in self._published.items():
                 if name == missed and scheduler.pool.key_of(block) is key:
-                    raise Violation(f"{request.key} computes what block {block} holds")
+                    raise ViolationError(f"{request.key} computes what block {block} holds")
         elif num_hits and not self._options.enable_prefix_caching:
-            raise Violation(f"{request.key} has hits without a cache")
+            raise ViolationError(f"{request.key} has hits without a cache")
         subject.admission = request.num_admissions
         subject.generation = self.generation
         subject.next_start = start
@@ -194,20 +195,20 @@ class Watch:
     def _check_chunk(self, subject: Subject, chunk: Chunk) -> None:
         request = subject.request
         if request.finished:
-            raise Violation(f"{request.key} has finished, and is scheduled")
+            raise ViolationError(f"{request.key} has finished, and is scheduled")
         if subject.newest_step == self._num_plans:
-            raise Violation(f"{request.key} has two chunks in a step")
+            raise ViolationError(f"{request.key} has two chunks in a step")
         if chunk.start != subject.next_start or chunk.num_tokens < 1:
-            raise Violation(f"{request.key} computes {chunk[1:3]}, and {subject.next_start} comes next")
+            raise ViolationError(f"{request.key} computes {chunk[1:3]}, and {subject.next_start} comes next")
         if chunk.stop > subject.num_known or chunk.samples != (chunk.stop == subject.num_known):
-            raise Violation(f"{request.key} of {subject.num_known} tokens: {chunk[1:]}")
+            raise ViolationError(f"{request.key} of {subject.num_known} tokens: {chunk[1:]}")
 
     def _check_load(self, num_seqs: int, num_rows: int, num_prefill: int, decodes: bool) -> None:
         limits, cap = self._limits, self._options.max_num_prefill_tokens
         if num_rows > limits.max_num_batched_tokens or num_seqs > limits.max_num_seqs:
-            raise Violation(f"a step of {num_rows} rows of {num_seqs} sequences")
+            raise ViolationError(f"a step of {num_rows} rows of {num_seqs} sequences")
         if decodes and num_prefill > cap:
-            raise Violation(f"{num_prefill} rows of prompts while others decode, {cap} allowed")
+            raise ViolationError(f"{num_prefill} rows of prompts while others decode, {cap} allowed")
 
     def _check_sequence(self, step: SimulatedStep, index: int, chunk: Chunk) -> None:
         """One sequence of a step that is about to run: its rows, its blocks and what they hold."""
@@ -216,22 +217,22 @@ class Watch:
         truth, size = self._subjects[request].truth, self._limits.block_size
         first, last = step.starts[index : index + 2]
         if step.lengths[index] != stop or last - first != chunk.num_tokens:
-            raise Violation(f"{request.key}: a sequence of {step.lengths[index]}, {last - first} rows")
+            raise ViolationError(f"{request.key}: a sequence of {step.lengths[index]}, {last - first} rows")
         if step.tokens[first:last] != truth.tokens[start:stop]:
-            raise Violation(f"{request.key}: rows {step.tokens[first:last]} at {start}")
+            raise ViolationError(f"{request.key}: rows {step.tokens[first:last]} at {start}")
         num_blocks = -(-stop // size)
         blocks = step.tables[index][:num_blocks]
         if request.block_ids[:num_blocks] != blocks:
-            raise Violation(f"{request.key}: a step touches {blocks}, held are {request.block_ids}")
+            raise ViolationError(f"{request.key}: a step touches {blocks}, held are {request.block_ids}")
         pool, cells = self._scheduler.pool, self._device.cells
         for block in blocks[start // size :]:
             if pool.num_holders(block) != 1 or pool.key_of(block) is not None:
-                raise Violation(f"{request.key}: a step writes block {block}, which is not its own")
+                raise ViolationError(f"{request.key}: a step writes block {block}, which is not its own")
         context: list[int] = []
         for block in blocks[: -(-start // size)]:
             context += cells[block * size : (block + 1) * size]
         if context[:start] != truth.prefixes[:start]:
-            raise Violation(f"{request.key}: the cache does not hold its first {start} tokens")
+            raise ViolationError(f"{request.key}: the cache does not hold its first {start} tokens")
 
     def _check_contents(self, subject: Subject, index: int, block: int, key: BlockKey) -> None:
         """A block has been published as the ``index``-th of a request: that is what it must hold."""
@@ -239,9 +240,11 @@ class Watch:
         begin, end = index * size, (index + 1) * size
         cells = self._device.cells[block * size : (block + 1) * size]
         if cells != subject.truth.prefixes[begin:end]:
-            raise Violation(f"{subject.request.key}: block {block} is published, and holds something else")
+            raise ViolationError(
+                f"{subject.request.key}: block {block} is published, and holds something else"
+            )
         if key.tokens != array("i", subject.truth.tokens[begin:end]).tobytes():
-            raise Violation(f"{subject.request.key}: block {block} is published under other tokens")
+            raise ViolationError(f"{subject.request.key}: block {block} is published under other tokens")
         name = (subject.request.cache_salt, subject.generation, cells[-1])
         self._published[block] = (key, name)
 
@@ -254,15 +257,16 @@ class Watch:
     def _follow_top(self, chunks: list[Chunk]) -> None:
         """The best-ranked unfinished request must not be passed over for long.
 
-        It yields to nobody, so it waits only for steps in flight: for its own last token, for its own
-        leaving to end, and for the blocks of those that leave on its behalf.
+        It yields to nobody, so it waits only for steps in flight.
         """
         while self._ranked and self._ranked[0][1].finished:
             heappop(self._ranked)
         top = self._ranked[0][1] if self._ranked else None
-        if top is not self._top or any(chunk.request is top for chunk in chunks):
+        if top is not self._top:
             self._top, self._stall = top, 0
+        if top is None or any(chunk.request is top for chunk in chunks):
+            self._stall = 0
             return
-        self._stall += top is not None
-        if top is not None and self._stall > self._max_stall:
-            raise Violation(f"{top.key} ranks best, and is passed over for {self._stall} steps")
+        self._stall += 1
+        if self._stall > self._max_stall:
+            raise ViolationError(f"{top.key} ranks best, and is passed over for {self._stall} steps")

@@ -124,3 +124,16 @@ def test_a_collision_of_digests_is_never_a_hit(monkeypatch: pytest.MonkeyPatch) 
     assert first.num_cached_tokens == second.num_cached_tokens == 0
     # The prompt whose blocks were offered first has them even so.
     assert third.num_cached_tokens == 2 * BLOCK
+
+
+def test_tokens_may_be_taken_back_and_others_come() -> None:
+    """As after a failed step whose tokens nobody was shown."""
+    request = _request([1, 2, 3], [4, 5, 6, 7, 8])
+    names = PrefixKeys(ROOT, BLOCK)
+    names.extend(request)
+    del request.output_token_ids[0:]
+    names.extend(request)
+    assert names.keys == _expected([1, 2, 3], BLOCK, ROOT)
+    request.output_token_ids += range(40, 50)
+    names.extend(request)
+    assert names.keys == _expected([1, 2, 3, *range(40, 50)], BLOCK, ROOT)

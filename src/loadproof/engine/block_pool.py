@@ -14,7 +14,7 @@ class BlockKey(NamedTuple):
     """What a full block holds.
 
     ``digest`` is SHA-256 over the parent's digest and the block's tokens, so it names the whole prefix;
-    ``tokens`` are the block's own, as bytes, compared on a hit so that no collision can pass for one.
+    ``tokens`` are the block's own, as bytes, and compared on a hit.
     """
 
     digest: bytes

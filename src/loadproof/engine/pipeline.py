@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from loadproof.devices.device import F32, Device, RowLogprobs, ScoreResult, SubmittedStep
 from loadproof.engine.integrity import check_idle, check_integrity
@@ -26,8 +27,7 @@ class PipelineOptions:
     """Check all bookkeeping after every step, not only when idle."""
 
 
-@dataclass(frozen=True)
-class NewToken:
+class NewToken(NamedTuple):
     """A request's newest token, the last of its ``output_token_ids``, and its log-probabilities if wanted."""
 
     request: Request

@@ -30,12 +30,14 @@ class PrefixKeys:
         self._block_size = block_size
 
     def extend(self, request: Request) -> None:
-        """Make the keys that are missing of the blocks which the request's known tokens fill."""
+        """Bring the keys up to the blocks which the request's known tokens fill."""
         size = self._block_size
+        # Tokens are taken back where a step failed before anybody was shown them.
+        del self.keys[request.num_tokens // size :]
         begin = len(self.keys) * size
         num_new = (request.num_tokens - begin) // size
-        if num_new <= 0:
-            return  # also where tokens were taken back after a failure: the same ones come again
+        if num_new == 0:
+            return
         tokens = array(INT32, request.tokens_between(begin, begin + num_new * size))
         digest = self.keys[-1].digest if self.keys else self.root
         for start in range(0, num_new * size, size):

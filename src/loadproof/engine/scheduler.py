@@ -209,8 +209,9 @@ class Scheduler:
         if num_decodes:
             # Prompts leave room for all who decode, but never less than a quarter is theirs.
             prefill = min(self.options.max_num_prefill_tokens, max(budget - num_decodes, budget // 4, 1))
-        # It matters to those who wait, and to nobody else.
-        num_wanted = sum(map(self._num_wanted, self.running)) if len(self.waiting) else 0
+        # It matters to those who wait, once a slot is free: whoever gives way has it counted anew.
+        matters = len(self.waiting) and self.free_slots
+        num_wanted = sum(map(self._num_wanted, self.running)) if matters else 0
         return _Plan(budget, prefill, budget, num_wanted)
 
     def _move_on(self, request: Request, plan: _Plan) -> None:
@@ -377,11 +378,11 @@ class Scheduler:
 
         False where there is none, or where what leaving requests hold will do: wait for that.
         """
-        coming = sum(self.pool.num_holders(block) == 1 for one in self.leaving for block in one.block_ids)
-        if self.leaving and self.pool.num_free_blocks + coming >= num_blocks:
-            return False
         victim = self.running[-1] if self.running else request
         if victim.rank <= request.rank:
+            return False
+        coming = sum(self.pool.num_holders(block) == 1 for one in self.leaving for block in one.block_ids)
+        if self.leaving and self.pool.num_free_blocks + coming >= num_blocks:
             return False
         self.counters.num_preemptions += 1
         victim.num_preemptions += 1
