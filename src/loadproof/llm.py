@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from loadproof.config import EngineConfig
 from loadproof.engine.admission import ClosedError, RequestError
@@ -17,6 +17,8 @@ from loadproof.engine.progress import Progress, progress_bar
 from loadproof.engine.prompts import Prompt, TokenizedPrompt, naming, tokenize_prompts
 from loadproof.engine.recommended import recommended_sampling
 from loadproof.engine.sampling_params import SamplingParams
+from loadproof.perplexity import TextScore, score_texts
+from loadproof.scoring import ContinuationScore, Text, is_one, score
 
 if TYPE_CHECKING:
     from loadproof.tokenizer.tokenizer import Tokenizer
@@ -143,6 +145,56 @@ class LLM:
                 self._check_open(delta.finish_reason)
         finally:
             self.engine.abort_request(request_id)
+
+    @overload
+    def score(  # type: ignore[overload-overlap]
+        self,
+        context: Text,
+        continuations: Sequence[Text],
+        *,
+        truncate_context: bool = False,
+        use_tqdm: bool = True,
+    ) -> list[ContinuationScore]: ...
+    @overload
+    def score(
+        self,
+        context: Sequence[Text],
+        continuations: Sequence[Sequence[Text]],
+        *,
+        truncate_context: bool = False,
+        use_tqdm: bool = True,
+    ) -> list[list[ContinuationScore]]: ...
+    def score(
+        self, context: Any, continuations: Any, *, truncate_context: bool = False, use_tqdm: bool = True
+    ) -> list[ContinuationScore] | list[list[ContinuationScore]]:
+        """How likely each continuation is after the context, or each list's after its own context.
+
+        Both are text or token ids. Texts are joined before they are encoded, white space at the context's
+        end counts as the continuation's, and an empty context is the model's BOS (or else end-of-text)
+        token: as lm-evaluation-harness does. All is computed together, shared beginnings once. Raises
+        ``ValueError``, naming the context by its number, before anything is computed where a pair can't be
+        scored; ``truncate_context`` cuts contexts that are too long from the left instead.
+        """
+        if is_one(context):
+            return score(self, [context], [continuations], truncate_context, use_tqdm)[0]
+        return score(self, context, continuations, truncate_context, use_tqdm)
+
+    def score_texts(
+        self,
+        texts: Sequence[str],
+        *,
+        window: int | None = None,
+        stride: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[TextScore]:
+        """How likely each whole text is, from its first token on, which follows the model's BOS token.
+
+        A text longer than ``window`` tokens (``max_model_len - 1`` where None) is scored ``stride`` tokens
+        at a time, each time after the ``window - stride`` before them. None takes the largest stride,
+        ``window - 1``, as lm-evaluation-harness does: least work, and least context. Raises ``ValueError``
+        as :meth:`score` does, for an empty text too.
+        """
+        return score_texts(self, texts, window, stride, use_tqdm)
 
     def on_logits(self, hook: LogitsHook | None) -> None:
         """Have ``hook(request_id, index, position, logits)`` called for each token that is sampled.
