@@ -20,6 +20,7 @@ _COMMANDS = {
     "bench": "Measure latency and throughput.",
     "generate": "Complete prompts with a model.",
     "pull": "Fetch a model and print where it lies.",
+    "score": "Print how likely continuations, or whole texts, are.",
 }
 
 
