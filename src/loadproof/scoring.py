@@ -47,7 +47,8 @@ class ContinuationScore:
 
     ``logprob`` is the sum of ``token_logprobs``, added in order in float64. ``is_greedy`` tells whether
     temperature 0 would have generated just these tokens. ``num_bytes`` are those of the continuation as it
-    was given: of its text in UTF-8, or of what its token ids stand for.
+    was given: of its text in UTF-8, or of what its token ids stand for. ``num_dropped`` are tokens at the
+    context's start that were left out because it was too long.
     """
 
     logprob: float
@@ -55,6 +56,7 @@ class ContinuationScore:
     token_ids: tuple[int, ...]
     token_logprobs: tuple[float, ...]  # float32 values
     num_bytes: int
+    num_dropped: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -86,10 +88,12 @@ def score(
             fitted.append(_fitted(scorable, limit, truncate))
     found = run(llm, fitted, use_tqdm)
     scores: list[list[ContinuationScore]] = [[] for _ in contexts]
-    for ((place, num_bytes), _), scorable, (logprobs, is_greedy) in zip(joined, fitted, found, strict=True):
-        token_ids = tuple(scorable.token_ids[-scorable.num_scored :].tolist())
+    for ((place, num_bytes), whole), part, (logprobs, is_greedy) in zip(joined, fitted, found, strict=True):
+        token_ids = tuple(part.token_ids[-part.num_scored :].tolist())
+        each = tuple(logprobs.tolist())
+        num_dropped = len(whole.token_ids) - len(part.token_ids)
         scores[place.context].append(
-            ContinuationScore(in_order(logprobs), is_greedy, token_ids, tuple(logprobs.tolist()), num_bytes)
+            ContinuationScore(in_order(logprobs), is_greedy, token_ids, each, num_bytes, num_dropped)
         )
     return scores
 

@@ -75,6 +75,9 @@ def command(
             truncate_context=truncate_context,
         )
         _print_tasks(given, found, llm, as_json)
+    num_cut = sum(any(score.num_dropped for score in scores) for scores in found)
+    if num_cut:
+        click.echo(f"loadproof: {num_cut} of {len(given)} contexts were cut from the left", err=True)
 
 
 def _check_one_kind(*given: bool) -> None:
@@ -209,6 +212,7 @@ def _record(index: int, context: Text, text: Text, score: ContinuationScore) -> 
         "is_greedy": score.is_greedy,
         "num_tokens": score.num_tokens,
         "num_bytes": score.num_bytes,
+        "num_dropped": score.num_dropped,
         "token_ids": score.token_ids,
         "token_logprobs": [_finite(logprob) for logprob in score.token_logprobs],
     }
