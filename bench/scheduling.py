@@ -191,6 +191,7 @@ class Drive:
         self.num_finished = 0
         self.num_deltas = 0
         self._num_added = self._num_steps = 0
+        self._every = min(load.every, running)
         self._params = SamplingParams(max_tokens=load.output, ignore_eos=True)
         self._prompts = self._draw_prompts()
 
@@ -218,7 +219,7 @@ class Drive:
     def step(self) -> None:
         self.engine.step()
         self._num_steps += 1
-        if self._num_steps % self.load.every == 0:
+        if self._num_steps % self._every == 0:
             self.add(self.num_finished)
             self.num_finished = 0
 
