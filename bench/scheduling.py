@@ -45,7 +45,7 @@ from loadproof.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 RUNNING = (1, 16, 64, 256, 1024)
 WAITING = (0, 100_000)
-WINDOWS, STEPS = 15, 12
+WINDOWS, STEPS = 12, 16
 VOCAB_SIZE = 4096
 BLOCK_SIZE = 32
 GOAL = 0.03  # of a step at 64 running
@@ -158,6 +158,8 @@ class Load:
     own: int
     output: int
     blocks: float | None = None  # of the cache, for each that may run; None for as many as they need
+    newest_first: bool = False  # and others give way
+    every: int = 1  # steps after which new ones take the place of those that have finished
 
     @property
     def length(self) -> int:
@@ -173,7 +175,7 @@ class Load:
 LOADS = (
     Load("all decode", 0, 64, 2048),
     Load("a quarter of the sequences is prompts", 0, 32, 4),
-    Load("prefix hits and preemptions", 96, 32, 64, blocks=2.0),
+    Load("prefix hits and preemptions", 96, 32, 64, 1.5, newest_first=True, every=STEPS),
 )
 
 
@@ -183,10 +185,13 @@ class Drive:
     def __init__(self, load: Load, running: int) -> None:
         self.load = load
         self.device = NullDevice(load.limits(running))
-        options = SchedulerOptions(max_num_prefill_tokens=self.device.limits.max_num_batched_tokens)
+        policy = "priority" if load.newest_first else "fcfs"
+        options = SchedulerOptions(policy, max_num_prefill_tokens=self.device.limits.max_num_batched_tokens)
         self.engine = Engine(self.device, words(), seed=0, scheduling=options)
         self.num_finished = 0
         self.num_deltas = 0
+        self._num_added = self._num_steps = 0
+        self._every = min(load.every, running)
         self._params = SamplingParams(max_tokens=load.output, ignore_eos=True)
         self._prompts = self._draw_prompts()
 
@@ -199,26 +204,33 @@ class Drive:
             yield shared + draw.integers(VOCAB_SIZE, size=own).tolist()
 
     def add(self, number: int) -> list[str]:
-        return [
-            self.engine.add_request(
-                next(self._prompts), self._params, on_delta=self._on_delta, on_output=self._on_output
-            )
-            for _ in range(number)
-        ]
+        return [self._add() for _ in range(number)]
+
+    def _add(self) -> str:
+        self._num_added += self.load.newest_first
+        return self.engine.add_request(
+            next(self._prompts),
+            self._params,
+            priority=-self._num_added,
+            on_delta=self._on_delta,
+            on_output=self._on_output,
+        )
 
     def step(self) -> None:
         self.engine.step()
-        self.add(self.num_finished)
-        self.num_finished = 0
+        self._num_steps += 1
+        if self._num_steps % self._every == 0:
+            self.add(self.num_finished)
+            self.num_finished = 0
 
     def warm_up(self, running: int, waiting: int) -> None:
-        """Have requests begin one after another, until the first have finished, or all run."""
+        """Have requests begin one after another, and go on until they stand at all places."""
         num_steps = min(self.load.output, 2 * BLOCK_SIZE)
         for index in range(num_steps):
             self.add(running * (index + 1) // num_steps - running * index // num_steps)
             self.step()
         self.add(waiting)
-        for _ in range(num_steps):
+        for _ in range(4 * num_steps):
             self.step()
 
     def _on_delta(self, delta: CompletionDelta) -> None:

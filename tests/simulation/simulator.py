@@ -209,10 +209,10 @@ def allowed_stall(scenario: Scenario) -> int:
     """Turns of the loop for which the best-ranked unfinished request may be passed over.
 
     Without a step in flight whoever holds its blocks gives way at once, so there are none. With one, it may
-    wait for its own last token, or for a step of those that gave way for it. Meanwhile others that run may
-    take blocks it counted on; then one of those gives way, and nobody runs instead: each does so once.
+    wait for its own last token, or for a step of those that gave way for it. What is free meanwhile is kept
+    for it.
     """
-    return scenario.limits.max_num_seqs if scenario.pipeline.async_scheduling else 0
+    return 1 if scenario.pipeline.async_scheduling else 0
 
 
 def allowed_turns(scenario: Scenario, again: bool = False) -> int:

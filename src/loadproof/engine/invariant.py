@@ -7,7 +7,10 @@ class IntegrityError(AssertionError):
     """The engine's bookkeeping contradicts itself."""
 
 
-def require(holds: bool, message: str) -> None:
-    """Raise :class:`IntegrityError` unless an invariant holds."""
+def require(holds: bool, message: str, *values: object) -> None:
+    """Raise :class:`IntegrityError` unless an invariant holds.
+
+    ``values`` fill the braces of ``message``, which is put together only if it is needed.
+    """
     if not holds:
-        raise IntegrityError(message)
+        raise IntegrityError(message.format(*values))

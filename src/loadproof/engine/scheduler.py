@@ -67,6 +67,7 @@ class _Plan:
     num_prefill_left: int
     num_scores_left: int
     num_wanted: int  # blocks that running requests soon want
+    num_kept: int = 0  # free blocks that a waiting request will start with when the others it needs have come
     chunks: list[Chunk] = field(default_factory=list)
     has_room: bool = True  # until a waiting request found none
 
@@ -265,11 +266,11 @@ class Scheduler:
     def _grow(self, request: Request, count: int, plan: _Plan) -> int:
         """Give a running request blocks for ``count`` more positions; how many it has blocks for now."""
         wanted = self._num_blocks(request.num_computed_tokens + count) - len(request.block_ids)
-        while wanted > self.pool.num_free_blocks:
-            if not self._make_way(request, wanted, plan):
+        while wanted > self.pool.num_free_blocks - plan.num_kept:
+            if not self._make_way(request, wanted + plan.num_kept, plan):
                 break
         if wanted > 0:
-            taken = min(wanted, self.pool.num_free_blocks)
+            taken = min(wanted, max(0, self.pool.num_free_blocks - plan.num_kept))
             request.block_ids += self.pool.allocate(taken)
             plan.num_wanted -= taken
         held = len(request.block_ids) * self.limits.block_size
@@ -293,6 +294,7 @@ class Scheduler:
                 break
             if not self._make_way(request, needed, plan):
                 plan.has_room = False
+                plan.num_kept = needed
                 return False
         first = self.waiting.pop()
         assert first is request
