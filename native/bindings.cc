@@ -189,13 +189,18 @@ void bind_plan(nb::module_& m) {
         new (self) RopeTable{{cos.data(), cos.data() + cos.size()}, {sin.data(), sin.data() + sin.size()}};
       });
   nb::class_<Plan>(m, "Plan")
-      .def("__init__",
-           [](Plan* self, const std::string& isa, int num_threads, int hidden_size, int vocab_size,
-              int max_num_batched_tokens, int max_num_seqs, int max_model_len, int block_size, int num_blocks,
-              LogprobsMode logprobs_mode, bool keeps_hidden) {
-             new (self) Plan({isa, num_threads, hidden_size, vocab_size, max_num_batched_tokens, max_num_seqs,
-                              max_model_len, block_size, num_blocks, logprobs_mode, keeps_hidden});
-           })
+      .def(
+          "__init__",
+          [](Plan* self, const std::string& isa, int num_threads, int hidden_size, int vocab_size,
+             int max_num_batched_tokens, int max_num_seqs, int max_model_len, int block_size, int num_blocks,
+             LogprobsMode logprobs_mode, bool keeps_hidden) {
+            new (self) Plan({isa, num_threads, hidden_size, vocab_size, max_num_batched_tokens, max_num_seqs,
+                             max_model_len, block_size, num_blocks, logprobs_mode, keeps_hidden});
+          },
+          nb::arg("isa"), nb::arg("num_threads"), nb::arg("hidden_size"), nb::arg("vocab_size"),
+          nb::arg("max_num_batched_tokens"), nb::arg("max_num_seqs"), nb::arg("max_model_len"),
+          nb::arg("block_size"), nb::arg("num_blocks"), nb::arg("logprobs_mode") = LogprobsMode::kRawLogprobs,
+          nb::arg("keeps_hidden") = true)
       .def("set_embedding", &Plan::set_embedding)
       .def("add_norm",
            [](Plan& plan, Buffer from, Buffer to, NormOutput output, Array<float, 1> weight, float eps,

@@ -63,8 +63,8 @@ class Plan:
         max_model_len: int,
         block_size: int,
         num_blocks: int,
-        logprobs_mode: LogprobsMode,
-        keeps_hidden: bool,
+        logprobs_mode: LogprobsMode = ...,
+        keeps_hidden: bool = True,
     ) -> None: ...
     def set_embedding(self, table: Matrix, scale: float) -> None: ...
     def add_norm(
