@@ -1,8 +1,8 @@
 """A few-shot evaluation through lm-evaluation-harness: are its scores the same whatever the batch size?
 
-Writes a multiple-choice task of its own (what kind of thing does a word name?), so nothing is fetched, and runs
-it on loadproof with each batch size, every time on a fresh engine. ``--peers PYTHON`` names an interpreter that
-has vLLM; the same task then runs on the harness's vLLM backend there, which need not have the harness itself.
+Writes a multiple-choice task of its own (what kind of thing does a word name?), so nothing is fetched, and
+runs it on loadproof with each batch size, every time on a fresh engine. ``--peers PYTHON`` names an
+interpreter that has vLLM; the same task then runs on the harness's vLLM backend there.
 
     python bench/few_shot.py MODEL [--batch-sizes 1,16,64] [--peers PYTHON --peer-model DIRECTORY]
 """

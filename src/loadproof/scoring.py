@@ -245,7 +245,7 @@ class _Joiner:
 
     def _scorable(self, context_ids: list[int], part_ids: list[int]) -> Scorable:
         if not part_ids:
-            raise ScoreError("it has no tokens after its context")
+            raise ScoreError("it adds no tokens to its context")
         if not context_ids:
             context_ids = [prefix_token(self._tokenizer)]
             if part_ids[0] == context_ids[0] and len(part_ids) > 1:
