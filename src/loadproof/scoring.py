@@ -100,6 +100,9 @@ def score(
 
 def run(llm: LLM, scorables: Sequence[Scorable], use_tqdm: bool) -> Iterator[tuple[F32, bool]]:
     """For each sequence the log-probabilities of its scored tokens, and whether all of them are greedy."""
+    mode = llm.config.logprobs_mode
+    if mode.endswith("logits"):
+        raise ScoreError(f"scores are made of log-probabilities, and logprobs_mode is {mode}")
     start = 0
     while start < len(scorables):
         stop, num_tokens = start, 0

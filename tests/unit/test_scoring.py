@@ -250,6 +250,16 @@ def test_scoring_leaves_the_seeds_of_others_alone(directory: Path) -> None:
     assert seeds(True) == seeds(False)
 
 
+@pytest.mark.parametrize("mode", ["raw_logits", "processed_logits", "processed_logprobs"])
+def test_scores_are_never_made_of_logits(llm: LLM, directory: Path, mode: str) -> None:
+    with LLM(directory, num_threads=1, max_model_len=LENGTH, logprobs_mode=mode) as other:
+        if mode == "processed_logprobs":
+            assert other.score("a", [" b"]) == llm.score("a", [" b"])
+            return
+        with pytest.raises(ScoreError, match=f"logprobs_mode is {mode}"):
+            other.score("a", [" b"])
+
+
 def test_a_score_can_be_compared() -> None:
     one = ContinuationScore(-1.5, True, (3,), (-1.5,), 2)
     assert one == ContinuationScore(-1.5, True, (3,), (-1.5,), 2)
