@@ -1,7 +1,8 @@
 """A device whose next token is a hash of the whole prefix, and a tokenizer of bytes to go with it.
 
 The prefix is rebuilt only from what steps wrote into the blocks of a sequence's table, so an engine that
-mixes up a block, a position or a row answers with other tokens. What no engine may do is asserted.
+mixes up a block, a position or a row answers with other tokens. A position's hidden state is the prefix that
+its row had when a step computed it, so scores tell such a mix-up too. What no engine may do is asserted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from loadproof.config import EngineConfig
-from loadproof.devices.device import F32, I32, DeviceLimits, RowLogprobs, SamplingBatch, StepBatch, StepResult
+from loadproof.devices.device import (
+    F32,
+    I32,
+    DeviceLimits,
+    RowLogprobs,
+    SamplingBatch,
+    ScoreBatch,
+    ScoreResult,
+    StepBatch,
+    StepResult,
+)
 from loadproof.engine.loader import LoadedModel
 from loadproof.tokenizer.chat import ChatTemplates
 from loadproof.tokenizer.tokenizer import SpecialTokens, Tokenizer
@@ -50,12 +61,17 @@ def small_limits(
     max_num_seqs: int = 8,
     max_model_len: int = 128,
     num_blocks: int = 64,
+    keeps_hidden: bool = True,
 ) -> DeviceLimits:
-    return DeviceLimits(max_num_batched_tokens, max_num_seqs, max_model_len, 16, num_blocks)
+    return DeviceLimits(
+        max_num_batched_tokens, max_num_seqs, max_model_len, 16, num_blocks, keeps_hidden=keeps_hidden
+    )
 
 
 class FakeDevice:
     """See the module. ``num_rows`` counts the token rows of all steps, ``largest_step`` those of one.
+
+    ``num_scored`` counts scored positions, ``num_tops`` the best tokens that were wanted with them.
 
     A submitted step runs as late as may be: when its result, or a later one's, is asked for.
     """
@@ -69,12 +85,17 @@ class FakeDevice:
         self.num_steps = 0
         self.largest_step = 0
         self.num_carried = 0
+        self.num_scored = 0
+        self.most_scored = 0  # by one step
+        self.num_tops = 0
+        self.num_rowless = 0  # steps that only score
         self.fail_at_step: int | None = None
         self._waiting: deque[FakeStep] = deque()
         self._produced: frozenset[int] = frozenset()  # slots that the newest submitted step samples into
         self._last_tokens: dict[int, int] = {}
         self._tokens = np.full((self.limits.num_blocks, self.limits.block_size), -1, np.int64)
         self._positions = np.full_like(self._tokens, -1)
+        self._hidden: dict[int, list[int]] = {}  # prefixes by flat index of the cache, or by row of the step
 
     def submit(self, batch: StepBatch) -> FakeStep:
         assert not self.closed
@@ -100,6 +121,7 @@ class FakeDevice:
             raise RuntimeError("the device failed")
         batch = self._carry(submitted)
         self._write(batch)
+        self._keep_hidden(batch)
         rows = [self._logits(batch, int(row)) for row in batch.logits_rows]
         sampled = [sample(logits, batch.sampling, row) for row, logits in enumerate(rows)]
         tokens = np.array([token for token, _ in sampled], np.int32)
@@ -108,6 +130,7 @@ class FakeDevice:
             tokens,
             [logprobs for _, logprobs in sampled],
             np.array(rows, np.float32).reshape(-1, self.vocab_size) if batch.return_logits else None,
+            None if batch.scores is None else self._score(batch.scores),
         )
 
     def _carry(self, batch: StepBatch) -> StepBatch:
@@ -131,15 +154,17 @@ class FakeDevice:
         num_rows, num_seqs = len(batch.token_ids), len(batch.seq_lens)
         self.num_rows += num_rows
         self.largest_step = max(self.largest_step, num_rows)
+        self.num_rowless += not num_rows
         for array in (batch.token_ids, batch.query_starts, batch.seq_lens, batch.logits_rows):
             assert array.dtype == np.int32
             assert array.flags.c_contiguous
         assert batch.block_tables.dtype == np.int32
         assert batch.block_tables.flags.c_contiguous
         assert batch.block_tables.shape[0] == num_seqs
-        assert 0 < num_rows <= self.limits.max_num_batched_tokens
-        assert 0 < num_seqs <= self.limits.max_num_seqs
-        assert batch.seq_lens.max() <= self.limits.max_model_len
+        least = 0 if batch.scores is not None and len(batch.scores.targets) else 1
+        assert least <= num_rows <= self.limits.max_num_batched_tokens
+        assert least <= num_seqs <= self.limits.max_num_seqs
+        assert batch.seq_lens.max(initial=0) <= self.limits.max_model_len
         assert batch.query_starts[0] == 0
         assert batch.query_starts[-1] == num_rows
         assert (np.diff(batch.query_starts) > 0).all()
@@ -147,6 +172,8 @@ class FakeDevice:
         assert ((batch.token_ids >= 0) & (batch.token_ids < self.vocab_size)).all()
         assert ((batch.block_tables >= 0) & (batch.block_tables < self.limits.num_blocks)).all()
         check_sampling(batch.sampling, len(batch.logits_rows))
+        if batch.scores is not None:
+            self._check_scores(batch.scores, num_rows)
         for array in (batch.sample_slots, batch.carried_rows, batch.carried_slots):
             assert array.dtype == np.int32
             assert array.flags.c_contiguous
@@ -155,6 +182,21 @@ class FakeDevice:
         assert (np.diff(batch.carried_rows) > 0).all()
         if not set(batch.carried_slots.tolist()) <= self._produced:
             raise ValueError("a row carries over a token that the step before it did not sample")
+
+    def _check_scores(self, scores: ScoreBatch, num_rows: int) -> None:
+        count, limits = len(scores.targets), self.limits
+        for array in (scores.hidden_rows, scores.targets, scores.num_top):
+            assert array.dtype == np.int32
+            assert array.shape == (count,)
+            assert array.flags.c_contiguous
+        assert count <= limits.max_num_batched_tokens
+        places = limits.num_blocks * limits.block_size if limits.keeps_hidden else num_rows
+        assert ((scores.hidden_rows >= 0) & (scores.hidden_rows < places)).all()
+        assert ((scores.targets >= 0) & (scores.targets < self.vocab_size)).all()
+        assert ((scores.num_top >= 0) & (scores.num_top <= self.vocab_size)).all()
+        self.num_scored += count
+        self.most_scored = max(self.most_scored, count)
+        self.num_tops += int(scores.num_top.sum())
 
     def _write(self, batch: StepBatch) -> None:
         written: set[int] = set()
@@ -168,14 +210,39 @@ class FakeDevice:
             self._tokens[blocks, positions % self.limits.block_size] = batch.token_ids[first:last]
             self._positions[blocks, positions % self.limits.block_size] = positions
 
+    def _keep_hidden(self, batch: StepBatch) -> None:
+        if not self.limits.keeps_hidden:
+            self._hidden = {}
+            if batch.scores is None:
+                return
+        for row in range(len(batch.token_ids)):
+            block, offset, prefix = self._place(batch, row)
+            at = block * self.limits.block_size + offset if self.limits.keeps_hidden else row
+            self._hidden[at] = prefix
+
+    def _score(self, scores: ScoreBatch) -> ScoreResult:
+        rows = []
+        for at, target, count in zip(*_columns(scores), strict=True):
+            rows.append(_logprobs(logits_of(self._hidden[at], self.vocab_size), target, count))
+        return ScoreResult(
+            np.array([row.token_logprob for row in rows], np.float32),
+            np.array([row.token_rank for row in rows], np.int32),
+            np.concatenate([np.zeros(0, np.int32), *(row.top_ids for row in rows)]),
+            np.concatenate([np.zeros(0, np.float32), *(row.top_logprobs for row in rows)]),
+        )
+
     def _logits(self, batch: StepBatch, row: int) -> F32:
+        return logits_of(self._place(batch, row)[2], self.vocab_size)
+
+    def _place(self, batch: StepBatch, row: int) -> tuple[int, int, list[int]]:
+        """Block and offset of a row's position, and the prefix that ends there."""
         index = int(np.searchsorted(batch.query_starts, row, side="right")) - 1
         position = int(batch.seq_lens[index] - (batch.query_starts[index + 1] - row))
         positions = np.arange(position + 1)
         blocks = batch.block_tables[index][positions // self.limits.block_size]
         offsets = positions % self.limits.block_size
         assert (self._positions[blocks, offsets] == positions).all(), "the cache holds other positions"
-        return logits_of(self._tokens[blocks, offsets].tolist(), self.vocab_size)
+        return int(blocks[-1]), int(offsets[-1]), self._tokens[blocks, offsets].tolist()
 
 
 @dataclass(eq=False)
@@ -240,6 +307,15 @@ def _choose(logits: F32, sampling: SamplingBatch, row: int) -> int:
     # Gumbel's trick: the largest of these is a draw from the softmax.
     noisy = np.where(keep, scaled[order] - np.log(-np.log(uniform[order])), -np.inf)
     return int(order[noisy.argmax()])
+
+
+def _columns(scores: ScoreBatch) -> tuple[list[int], list[int], list[int]]:
+    return scores.hidden_rows.tolist(), scores.targets.tolist(), scores.num_top.tolist()
+
+
+def scored(prefix: list[int], target: int, count: int) -> RowLogprobs:
+    """What the model says about a token after a prefix, and about the ``count`` best."""
+    return _logprobs(logits_of(prefix), target, count)
 
 
 def _logprobs(raw: F32, token: int, count: int) -> RowLogprobs:

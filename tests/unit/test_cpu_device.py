@@ -257,10 +257,11 @@ def test_every_allowed_block_size_gives_the_same(answer: F32, block_size: int) -
 
 
 def test_a_cache_beyond_memory_is_refused() -> None:
+    limits = replace(LIMITS, block_size=1024, num_blocks=2**31 - 1, keeps_hidden=False)
     with pytest.raises(MemoryError):
-        CpuDevice(
-            MODEL.graph, MODEL.source, replace(LIMITS, block_size=1024, num_blocks=2**31 - 1), num_threads=1
-        )
+        CpuDevice(MODEL.graph, MODEL.source, limits, num_threads=1)
+    with pytest.raises(ValueError, match=r"the cache holds at most 2\*\*31 - 1 positions"):
+        CpuDevice(MODEL.graph, MODEL.source, replace(limits, keeps_hidden=True), num_threads=1)
 
 
 def test_the_level_is_the_argument_then_the_environments_then_the_best(

@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from loadproof.config import ConfigError, EngineConfig, cache_bytes_per_token, parse_bytes, weight_bytes
+from loadproof.config import (
+    LOGPROBS_MODES,
+    ConfigError,
+    EngineConfig,
+    cache_bytes_per_token,
+    hidden_bytes_per_token,
+    parse_bytes,
+    weight_bytes,
+)
 from loadproof.graph import Graph, Param
 
 
@@ -20,12 +28,15 @@ def _graph(max_position_embeddings: int = 1024) -> Graph:
     return graph.finish()
 
 
-BYTES_A_TOKEN = 3 * 2 * 2 * 16 * 2
+KEYS_AND_VALUES = 3 * 2 * 2 * 16 * 2
+HIDDEN = 96 * 2  # 64 elements take an odd number of 32
+BYTES_A_TOKEN = KEYS_AND_VALUES + HIDDEN
 PLENTY = 1 << 40
 
 
 def test_sizes_follow_from_the_graph() -> None:
-    assert cache_bytes_per_token(_graph()) == BYTES_A_TOKEN
+    assert cache_bytes_per_token(_graph()) == KEYS_AND_VALUES
+    assert hidden_bytes_per_token(_graph()) == HIDDEN
     assert weight_bytes(_graph()) == 2 * (100 * 64 + 3 * (64 * 64 + 2 * 32 * 64))
 
 
@@ -40,6 +51,21 @@ def test_a_length_not_given_is_what_the_cache_holds() -> None:
     limits = config.limits(_graph(), PLENTY)
     assert limits.num_blocks == 3
     assert limits.max_model_len == 96
+
+
+def test_without_hidden_states_the_same_memory_holds_more() -> None:
+    settings: dict[str, Any] = {"model": "m", "kv_cache_memory": BYTES_A_TOKEN * 96}
+    kept = EngineConfig(**settings).limits(_graph(), PLENTY)
+    assert (kept.keeps_hidden, kept.num_blocks) == (True, 3)
+    bare = EngineConfig(**settings, prompt_logprobs_cache=False).limits(_graph(), PLENTY)
+    assert (bare.keeps_hidden, bare.num_blocks) == (False, 96 * BYTES_A_TOKEN // (32 * KEYS_AND_VALUES))
+    least = EngineConfig(model="m", kv_cache_memory=32 * KEYS_AND_VALUES, prompt_logprobs_cache=False)
+    assert least.limits(_graph(), PLENTY).num_blocks == 1
+
+
+@pytest.mark.parametrize("mode", LOGPROBS_MODES)
+def test_the_device_is_told_what_log_probabilities_are_of(mode: str) -> None:
+    assert EngineConfig(model="m", logprobs_mode=mode).limits(_graph(), PLENTY).logprobs_mode == mode
 
 
 def test_a_length_that_does_not_fit_is_refused_with_both_numbers() -> None:
@@ -86,8 +112,8 @@ def test_a_cache_below_one_block_is_refused_with_both_numbers() -> None:
 
 def test_a_machine_short_of_memory_still_gets_a_small_cache() -> None:
     limits = EngineConfig(model="m").limits(_graph(1 << 30), 0)
-    assert limits.num_blocks * 32 * BYTES_A_TOKEN <= 128 << 20
-    assert limits.max_model_len == 262144
+    assert limits.num_blocks == (128 << 20) // (32 * BYTES_A_TOKEN)
+    assert limits.max_model_len == 32 * limits.num_blocks
 
 
 @pytest.mark.parametrize(
@@ -110,6 +136,9 @@ def test_a_machine_short_of_memory_still_gets_a_small_cache() -> None:
         ("num_threads", 0),
         ("seed", 2**64),
         ("max_logprobs", -2),
+        ("prompt_logprobs_cache", 1),
+        ("logprobs_mode", "raw"),
+        ("logprobs_mode", None),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(name: str, value: Any) -> None:

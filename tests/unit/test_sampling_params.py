@@ -24,17 +24,15 @@ from loadproof.engine.sampling_params import MAX_N, MAX_STOPS
         *[("min_tokens", bad) for bad in (-1, None, 17)],
         *[("n", bad) for bad in (0, -1, MAX_N + 1, 1.0, True)],
         *[("seed", bad) for bad in (-(2**63) - 1, 2**64, 0.5, "1")],
-        *[("logprobs", bad) for bad in (-2, 1.5, True)],
+        *[(name, bad) for name in ("logprobs", "prompt_logprobs") for bad in (-2, 1.5, True, "1")],
         *[("stop", bad) for bad in ("", [""], ["a", 1], 7, ["a"] * (MAX_STOPS + 1), ["a" * 5000], b"x")],
         *[("stop_token_ids", bad) for bad in ([-1], ["a"], 3, [True], list(range(5000)), "12")],
         *[("logit_bias", bad) for bad in ({-1: 0.0}, {1: 101}, {1: math.nan}, {"a": 1}, [1])],
         *[(name, 1) for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output")],
-        ("prompt_logprobs", 0),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
-    words = {"stop": "stop", "prompt_logprobs": "prompt_logprobs"}
-    with pytest.raises(ValueError, match=words.get(name, name)):
+    with pytest.raises(ValueError, match=name):
         SamplingParams(**{name: value})
 
 
@@ -67,5 +65,6 @@ def test_each_penalty_needs_the_history(penalty: dict[str, float]) -> None:
 
 def test_the_ends_of_the_ranges_are_allowed() -> None:
     SamplingParams(temperature=0, top_p=1, top_k=1, min_p=1, presence_penalty=-2, frequency_penalty=2)
-    SamplingParams(seed=-(2**63), max_tokens=1, min_tokens=1, n=MAX_N, logprobs=0)
+    SamplingParams(seed=-(2**63), max_tokens=1, min_tokens=1, n=MAX_N, logprobs=0, prompt_logprobs=0)
+    SamplingParams(logprobs=-1, prompt_logprobs=-1)
     SamplingParams(seed=2**64 - 1, max_tokens=None, min_tokens=10**6, logit_bias={0: -100, 1: 100})
