@@ -49,9 +49,6 @@ class PromptLogprobs(Sequence["PositionLogprobs | None"]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
-    def __hash__(self) -> int:
-        return id(self)
-
     def __repr__(self) -> str:
         return repr(list(self))
 
