@@ -146,7 +146,7 @@ def run_peer(args: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
     command += ["--batch-sizes", ",".join(map(str, args.batch_sizes)), "--directory", str(directory)]
     command += ["--harness", str(Path(lm_eval.__file__).parent.parent)]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    subprocess.run(command, check=True, env=environment)
+    subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
     rows: list[dict[str, Any]] = json.loads(result.read_text())
     return rows
 

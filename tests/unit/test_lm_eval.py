@@ -211,10 +211,19 @@ def test_the_run_records_what_answered(made: Any) -> None:
     assert model.max_length == LENGTH
 
 
+def test_the_device_that_the_harness_names_unasked_is_ignored(
+    made: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        expected = made(device="cpu").loglikelihood(_requests(*PAIRS))
+        assert caplog.messages == []
+        assert made(device="cuda:0").loglikelihood(_requests(*PAIRS)) == expected
+    assert caplog.messages == ["device 'cuda:0' is ignored: the engine computes on the CPU"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cuda"}, "device 'cuda': only the CPU"),
         ({"batch_size": 0}, "batch_size is a number from 1 on, not 0"),
         ({"batch_size": "many"}, "batch_size is a number from 1 on, not 'many'"),
         ({"max_batch_size": 0}, "max_batch_size is a number"),
