@@ -1,7 +1,8 @@
 """The simulated device: keeps, for each position of its cache, the name of the prefix that ends there.
 
 A row's name is made of the one before it as found through the block table, so that a stolen, stale or
-misordered block changes every token that follows. It knows blocks, slots and rows, and nothing of requests.
+misordered block changes every token and score that follows. It knows blocks, slots and rows, and nothing of
+requests.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from random import Random
 from typing import Literal
 
 import numpy as np
-from tests.simulation.model import ROOT, VOCAB_SIZE, draw, extend, history_noise, noise_of
+from tests.simulation.model import ROOT, VOCAB_SIZE, draw, extend, history_noise, noise_of, scores_of
 
-from loadproof.devices.device import DeviceLimits, SamplingBatch, StepBatch, StepResult
+from loadproof.devices.device import DeviceLimits, SamplingBatch, ScoreResult, StepBatch, StepResult
 
 Failure = Literal["submit", "run"]
 BLANK = -1  # what a position holds that was never written
@@ -38,9 +39,11 @@ class SimulatedStep:
     slots: list[int]
     carried: list[tuple[int, int]]  # row and slot
     sampling: SamplingBatch
+    scores: tuple[list[int], list[int], list[int]] | None  # places of hidden states, targets, numbers of best
     fails: bool
     done: bool = False
     sampled: list[int] | None = None
+    scored: ScoreResult | None = None
 
     def result(self) -> StepResult:
         """See :class:`loadproof.devices.device.SubmittedStep`."""
@@ -49,7 +52,7 @@ class SimulatedStep:
         self.device.dawdle()
         if self.sampled is None:
             raise InjectedFailureError("the device failed")
-        return StepResult(np.array(self.sampled, np.int32), [None] * len(self.sampled), None)
+        return StepResult(np.array(self.sampled, np.int32), [None] * len(self.sampled), None, self.scored)
 
 
 class SimulatedDevice:
@@ -101,6 +104,7 @@ class SimulatedDevice:
             slots,
             carried,
             batch.sampling,
+            _score_columns(batch),
             self.failure == "run",
         )
         self.failure = None
@@ -126,6 +130,10 @@ class SimulatedDevice:
         names = self._write(step)
         step.sampled = self._sample(step, [names[row] for row in step.logits_rows])
         self._last_tokens = dict(zip(step.slots, step.sampled, strict=True))
+        if step.scores is not None:
+            places, targets, num_top = step.scores
+            hidden = self.cells if self.limits.keeps_hidden else names
+            step.scored = scores_of([hidden[place] for place in places], targets, num_top)
 
     def recover(self) -> None:
         """Work again after a failure; the cache holds nothing of use."""
@@ -180,3 +188,10 @@ class SimulatedDevice:
             if tokens:
                 tokens[-1] = step.tokens[logits_row]
                 noise[row] += history_noise(tokens, num_prompt[row])
+
+
+def _score_columns(batch: StepBatch) -> tuple[list[int], list[int], list[int]] | None:
+    scores = batch.scores
+    if scores is None:
+        return None
+    return scores.hidden_rows.tolist(), scores.targets.tolist(), scores.num_top.tolist()

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadproof.devices.device import I32, StepBatch
+from loadproof.devices.device import I32, ScoreResult, StepBatch
 from loadproof.engine import scheduler as scheduling
 from loadproof.engine.block_pool import BlockKey, BlockPool
 from loadproof.engine.prefix_keys import root_digest
@@ -25,12 +25,13 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 FAULTS: dict[str, Fault] = {}
 
 
-def _fault(put: Fault) -> Fault:
+def fault(put: Fault) -> Fault:
+    """Name a fault for the tests."""
     FAULTS[put.__name__] = put
     return put
 
 
-@_fault
+@fault
 def block_offered_before_its_step_has_run(patch: pytest.MonkeyPatch) -> None:
     move_on = Scheduler._move_on
 
@@ -57,35 +58,35 @@ def _free_at_once(patch: pytest.MonkeyPatch, wanted: RequestStatus) -> None:
     patch.setattr(Scheduler, "_stop_running", hasty)
 
 
-@_fault
+@fault
 def blocks_of_the_preempted_freed_with_a_step_in_flight(patch: pytest.MonkeyPatch) -> None:
     _free_at_once(patch, RequestStatus.LEAVING)
 
 
-@_fault
+@fault
 def blocks_of_the_finished_freed_with_a_step_in_flight(patch: pytest.MonkeyPatch) -> None:
     _free_at_once(patch, RequestStatus.FINISHED)
 
 
-@_fault
+@fault
 def pending_token_counted_off_twice(patch: pytest.MonkeyPatch) -> None:
     retire = Scheduler.retire
 
-    def wrong(self: Scheduler, chunk: Chunk, token_id: int | None) -> bool:
-        counts = retire(self, chunk, token_id)
+    def wrong(self: Scheduler, chunk: Chunk, token_id: int | None, scores: ScoreResult | None = None) -> bool:
+        counts = retire(self, chunk, token_id, scores)
         chunk.request.num_pending_tokens = 0
         return counts
 
     patch.setattr(Scheduler, "retire", wrong)
 
 
-@_fault
+@fault
 def token_in_flight_lost_on_preemption(patch: pytest.MonkeyPatch) -> None:
     retire = Scheduler.retire
 
-    def wrong(self: Scheduler, chunk: Chunk, token_id: int | None) -> bool:
+    def wrong(self: Scheduler, chunk: Chunk, token_id: int | None, scores: ScoreResult | None = None) -> bool:
         leaving = chunk.request.status is RequestStatus.LEAVING
-        counts = retire(self, chunk, token_id)
+        counts = retire(self, chunk, token_id, scores)
         if leaving and counts:
             chunk.request.output_token_ids.pop()
             return False
@@ -94,7 +95,7 @@ def token_in_flight_lost_on_preemption(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "retire", wrong)
 
 
-@_fault
+@fault
 def row_that_sat_out_carried(patch: pytest.MonkeyPatch) -> None:
     prepare = Runner.prepare
 
@@ -105,7 +106,7 @@ def row_that_sat_out_carried(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Runner, "prepare", wrong)
 
 
-@_fault
+@fault
 def row_that_sat_out_not_seeded_from_the_host(patch: pytest.MonkeyPatch) -> None:
     def wrong(self: Runner, chunks: list[Chunk], token_ids: I32) -> None:
         """Record nothing."""
@@ -113,7 +114,7 @@ def row_that_sat_out_not_seeded_from_the_host(patch: pytest.MonkeyPatch) -> None
     patch.setattr(Runner, "record", wrong)
 
 
-@_fault
+@fault
 def logits_counted_from_the_prompt_after_a_resume(patch: pytest.MonkeyPatch) -> None:
     prepare = Runner.prepare
 
@@ -121,7 +122,7 @@ def logits_counted_from_the_prompt_after_a_resume(patch: pytest.MonkeyPatch) -> 
         batch = prepare(self, chunks, return_logits)
         starts = batch.query_starts.tolist()
         rows: list[int] = []
-        for index, chunk in enumerate(chunks):
+        for index, chunk in enumerate(chunk for chunk in chunks if chunk.num_tokens):
             if chunk.samples:
                 resumed = max(chunk.start, chunk.request.num_prompt_tokens - 1)
                 rows += range(starts[index] + resumed - chunk.start, starts[index + 1])
@@ -130,7 +131,7 @@ def logits_counted_from_the_prompt_after_a_resume(patch: pytest.MonkeyPatch) -> 
     patch.setattr(Runner, "prepare", wrong)
 
 
-@_fault
+@fault
 def published_blocks_not_forgotten_on_preemption(patch: pytest.MonkeyPatch) -> None:
     let_go = Request.let_go
 
@@ -150,7 +151,7 @@ def published_blocks_not_forgotten_on_preemption(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Scheduler, "_start", keep)
 
 
-@_fault
+@fault
 def hits_that_cover_the_last_token(patch: pytest.MonkeyPatch) -> None:
     find_prefix = Scheduler._find_prefix
 
@@ -163,7 +164,7 @@ def hits_that_cover_the_last_token(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_find_prefix", wrong)
 
 
-@_fault
+@fault
 def hit_left_unused(patch: pytest.MonkeyPatch) -> None:
     find = BlockPool.find
 
@@ -173,7 +174,7 @@ def hit_left_unused(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockPool, "find", wrong)
 
 
-@_fault
+@fault
 def evicted_block_still_offered(patch: pytest.MonkeyPatch) -> None:
     def wrong(self: BlockPool, block: int) -> None:
         self._keys[block] = None
@@ -181,7 +182,7 @@ def evicted_block_still_offered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockPool, "_unpublish", wrong)
 
 
-@_fault
+@fault
 def resumed_at_the_wrong_position(patch: pytest.MonkeyPatch) -> None:
     start = Scheduler._start
 
@@ -194,7 +195,7 @@ def resumed_at_the_wrong_position(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_start", wrong)
 
 
-@_fault
+@fault
 def block_freed_twice(patch: pytest.MonkeyPatch) -> None:
     release = BlockPool.release
 
@@ -206,7 +207,7 @@ def block_freed_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockPool, "release", wrong)
 
 
-@_fault
+@fault
 def block_never_freed(patch: pytest.MonkeyPatch) -> None:
     release = BlockPool.release
 
@@ -216,7 +217,7 @@ def block_never_freed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockPool, "release", wrong)
 
 
-@_fault
+@fault
 def last_come_first_served(patch: pytest.MonkeyPatch) -> None:
     add = Scheduler.add
 
@@ -229,7 +230,7 @@ def last_come_first_served(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "add", wrong)
 
 
-@_fault
+@fault
 def nobody_gives_way(patch: pytest.MonkeyPatch) -> None:
     def wrong(self: Scheduler, request: Request, num_blocks: int, plan: scheduling._Plan) -> bool:
         return False
@@ -237,7 +238,7 @@ def nobody_gives_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_make_way", wrong)
 
 
-@_fault
+@fault
 def parked_request_never_woken(patch: pytest.MonkeyPatch) -> None:
     def wrong(self: WaitingQueue, digest: bytes) -> None:
         """Wake nobody."""
@@ -245,7 +246,7 @@ def parked_request_never_woken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WaitingQueue, "unpark", wrong)
 
 
-@_fault
+@fault
 def salt_ignored(patch: pytest.MonkeyPatch) -> None:
     def wrong(cache_salt: str | None, generation: int) -> bytes:
         return root_digest(None, generation)
@@ -253,7 +254,7 @@ def salt_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(scheduling, "root_digest", wrong)
 
 
-@_fault
+@fault
 def cache_reset_that_running_requests_survive(patch: pytest.MonkeyPatch) -> None:
     def wrong(self: Scheduler) -> None:
         self.pool.forget()
@@ -261,7 +262,7 @@ def cache_reset_that_running_requests_survive(patch: pytest.MonkeyPatch) -> None
     patch.setattr(Scheduler, "reset_prefix_cache", wrong)
 
 
-@_fault
+@fault
 def sampling_parameters_of_the_slots_last_owner(patch: pytest.MonkeyPatch) -> None:
     load = SamplingTable.load
 
@@ -272,7 +273,7 @@ def sampling_parameters_of_the_slots_last_owner(patch: pytest.MonkeyPatch) -> No
     patch.setattr(SamplingTable, "load", wrong)
 
 
-@_fault
+@fault
 def block_table_of_the_slots_last_owner(patch: pytest.MonkeyPatch) -> None:
     load = Runner._load
 
@@ -284,7 +285,7 @@ def block_table_of_the_slots_last_owner(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Runner, "_load", wrong)
 
 
-@_fault
+@fault
 def prompts_that_stall_those_who_decode(patch: pytest.MonkeyPatch) -> None:
     new_plan = Scheduler._new_plan
 
@@ -296,7 +297,7 @@ def prompts_that_stall_those_who_decode(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_new_plan", wrong)
 
 
-@_fault
+@fault
 def request_lost_on_a_restart(patch: pytest.MonkeyPatch) -> None:
     restart = Scheduler.restart
 

@@ -12,6 +12,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
+import numpy as np
+
+from loadproof.devices.device import ScoreResult
 from loadproof.engine.request import FinishReason, Request
 
 VOCAB_SIZE = 61
@@ -42,6 +45,22 @@ def noise_of(temperature: float, seed: int, position: int) -> int:
 def history_noise(tokens: Sequence[int], num_prompt: int) -> int:
     """What the tokens so far add to a draw where the request uses a penalty."""
     return crc32(array("i", tokens).tobytes()) + num_prompt
+
+
+def scores_of(prefixes: Sequence[int], targets: Sequence[int], num_top: Sequence[int]) -> ScoreResult:
+    """What stands for the log-probabilities of each target after its prefix, and of the best tokens."""
+    names = np.array(prefixes, np.uint64)
+    mixed = (names ^ np.array(targets, np.uint64)) * np.uint64(_FACTOR)
+    mixed ^= mixed >> np.uint64(29)
+    counts = np.array(num_top, np.int64)
+    owners = np.repeat(names, counts)
+    places = (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)).astype(np.uint64)
+    return ScoreResult(
+        -(mixed & np.uint64(0xFFFFF)).astype(np.float32),
+        (mixed >> np.uint64(20)).astype(np.int32) % VOCAB_SIZE + np.int32(1),
+        ((owners ^ places) % np.uint64(VOCAB_SIZE)).astype(np.int32),
+        -((owners >> np.uint64(9) & np.uint64(0xFFFF)) + places).astype(np.float32),
+    )
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from tests.simulation.model import VOCAB_SIZE, Truth
 
 from loadproof.devices.device import DeviceLimits
 from loadproof.engine.pipeline import PipelineOptions
+from loadproof.engine.prompt_scores import PromptScores
 from loadproof.engine.request import Request
 from loadproof.engine.sampling_params import SamplingParams
 from loadproof.engine.scheduler import SchedulerOptions
@@ -59,6 +60,7 @@ def _draw_limits(rng: Random) -> DeviceLimits:
         max_model_len=max_model_len,
         block_size=block_size,
         num_blocks=least + rng.choice((0, 0, 1, least // 2, least // 2, least, 3 * least)),
+        keeps_hidden=rng.random() < 0.8,
     )
 
 
@@ -72,6 +74,9 @@ class _Requests:
         self._salts = (None, None, "a", "b") if rng.random() < 0.3 else (None,)
         self._priorities = range(rng.choice((2, 5)) if ranked else 1)
         self._eos = frozenset(self._tokens(rng.choice((0, 0, 1, 2))))
+        self._scores = rng.choice(
+            (0.0, 0.0, 0.3, 0.9)
+        )  # how many want the log-probabilities of their prompts
         self._gap = rng.choice((0.0, 1.0, 4.0, 8.0))  # ticks between arrivals, on average
 
     def draw(self) -> list[tuple[int, Truth]]:
@@ -94,12 +99,13 @@ class _Requests:
         eos = self._eos if rng.random() < 0.8 else frozenset()
         seed = rng.getrandbits(32)
         cut = rng.randint(1, max_tokens) if rng.random() < 0.2 else None
-        return [
-            Truth(
-                Request(request_id, index, prompt, params, seed + index, max_tokens, eos, priority, salt), cut
-            )
+        requests = [
+            Request(request_id, index, prompt, params, seed + index, max_tokens, eos, priority, salt)
             for index in range(rng.randint(2, 4) if rng.random() < 0.1 else 1)
         ]
+        if rng.random() < self._scores:
+            requests[0].prompt_scores = PromptScores(prompt, rng.choice((0, 0, 1, 1, 3, 40)))
+        return [Truth(request, cut) for request in requests]
 
     def _prompt(self, length: int) -> list[int]:
         """Some of a stem, and mostly something of its own after it."""

@@ -7,8 +7,9 @@ from random import Random
 from tests.simulation.device import Failure, InjectedFailureError, SimulatedDevice
 from tests.simulation.model import Truth
 from tests.simulation.scenario import Scenario, draw_scenario
+from tests.simulation.scores import ViolationError
 from tests.simulation.summary import Summary
-from tests.simulation.watch import ViolationError, Watch, WatchedScheduler
+from tests.simulation.watch import Watch, WatchedScheduler
 
 from loadproof.engine.pipeline import Pipeline, StepReport
 from loadproof.engine.request import Request, RequestStatus
@@ -149,6 +150,8 @@ class Simulation:
                 raise ViolationError(
                     f"{request.key}: a wrong token at {num_shown}: {request.output_token_ids}"
                 )
+            if num_shown == 0:
+                self._watch.check_scores(request, whole=True)
             if self._fails_listener:
                 self._fails_listener = False
                 self._abort(request)
@@ -191,6 +194,7 @@ class Simulation:
         summary.aborts_waiting += request.status is RequestStatus.WAITING
         summary.aborts_running += request.status is RequestStatus.RUNNING
         summary.aborts_in_last_step += request.num_missing_tokens == 0
+        self._watch.check_scores(request, whole=False)
         self._scheduler.finish(request, "abort")
         del self._open[request]
 
@@ -220,13 +224,16 @@ def allowed_turns(scenario: Scenario, again: bool = False) -> int:
 
     Some request ranks best at any time. It is passed over for :func:`allowed_stall` turns at most before it
     moves on, by one token at least, its prompt by the share of the budget that prompts have while others
-    decode. What it has computed is lost only where a better one arrives (priorities) or something fails;
-    and each arrival or failure takes that from one request only.
+    decode, or that its prompt's scores move on by a budget. What it has computed is lost only where a better
+    one arrives (priorities) or something fails; and each arrival or failure takes that from one request only.
     """
     budget = scenario.limits.max_num_batched_tokens
     share = min(scenario.scheduling.max_num_prefill_tokens, max(budget // 4, 1))
     costs = [
-        -(-(request.num_prompt_tokens + request.max_tokens) // share) + request.max_tokens + 1
+        -(-(request.num_prompt_tokens + request.max_tokens) // share)
+        + (-(-request.num_prompt_tokens // budget) if request.prompt_scores is not None else 0)
+        + request.max_tokens
+        + 1
         for request in (truth.request for _, truth in scenario.arrivals)
     ]
     displaced = len(costs) if scenario.scheduling.policy == "priority" else 0

@@ -31,6 +31,10 @@ class Summary:
     stopped_by_token: int = 0
     stopped_by_host: int = 0
     failures: int = 0
+    scored: int = 0  # positions of prompts
+    scores_from_cache: int = 0  # positions that cached blocks had them of
+    chunks_without_rows: int = 0  # that only score
+    preemptions_in_scoring: int = 0
 
     def add(self, other: Summary) -> None:
         """Count another scenario in."""

@@ -6,6 +6,7 @@ import copy
 import json
 
 import pytest
+import tests.simulation.score_faults  # noqa: F401 - adds to FAULTS
 from click.testing import CliRunner
 from tests.simulation.faults import FAULTS
 from tests.simulation.run import main

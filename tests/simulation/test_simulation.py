@@ -52,6 +52,10 @@ def test_all_that_must_hold_holds_in_every_step(total: Summary) -> None:
         "stopped_by_token": 1000,
         "stopped_by_host": 1000,
         "failures": 200,
+        "scored": 25_000,
+        "scores_from_cache": 500,
+        "chunks_without_rows": 75,
+        "preemptions_in_scoring": 40,
     }.items(),
 )
 def test_every_difficulty_was_met_often(total: Summary, counter: str, least: int) -> None:

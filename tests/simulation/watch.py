@@ -12,19 +12,16 @@ from heapq import heappop, heappush
 
 from tests.simulation.device import SimulatedDevice, SimulatedStep
 from tests.simulation.model import Truth
+from tests.simulation.scores import ScoreBook, ViolationError
 from tests.simulation.summary import Summary
 
-from loadproof.devices.device import DeviceLimits
+from loadproof.devices.device import DeviceLimits, ScoreResult
 from loadproof.engine.block_pool import BlockKey
 from loadproof.engine.request import Rank, Request, RequestStatus
 from loadproof.engine.scheduler import Chunk, Scheduler, SchedulerOptions
 
 BlockName = tuple[str | None, int, int]
 """What a block holds: salt and generation of the request that filled it, and the prefix at its end."""
-
-
-class ViolationError(AssertionError):
-    """Something that must hold does not."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +35,7 @@ class Subject:
     next_start: int = 0  # position that its next row computes
     num_known: int = 0  # tokens: prompt, output, and what submitted steps sample
     newest_step: int = -1
+    book: ScoreBook | None = None
 
 
 class WatchedScheduler(Scheduler):
@@ -54,10 +52,10 @@ class WatchedScheduler(Scheduler):
         self._watch.planned(self, before, chunks)
         return chunks
 
-    def retire(self, chunk: Chunk, token_id: int | None) -> bool:
+    def retire(self, chunk: Chunk, token_id: int | None, scores: ScoreResult | None = None) -> bool:
         """See :meth:`Scheduler.retire`."""
         num_published, blocks = chunk.request.num_published_blocks, chunk.request.block_ids
-        counts = super().retire(chunk, token_id)
+        counts = super().retire(chunk, token_id, scores)
         self._watch.landed(self, chunk, num_published, blocks)
         return counts
 
@@ -86,7 +84,8 @@ class Watch:
     def added(self, truth: Truth) -> None:
         """A request has been handed to the scheduler."""
         request = truth.request
-        self._subjects[request] = Subject(request, truth, num_known=request.num_prompt_tokens)
+        book = ScoreBook.of(truth)
+        self._subjects[request] = Subject(request, truth, num_known=request.num_prompt_tokens, book=book)
         priority = request.priority if self._options.policy == "priority" else 0
         heappush(self._ranked, ((priority, self.summary.requests), request))
         self.summary.requests += 1
@@ -96,19 +95,24 @@ class Watch:
         self._plans.clear()
         self._published.clear()
         for request in requests:
-            self._subjects[request].num_known = request.num_tokens
+            subject = self._subjects[request]
+            subject.num_known = request.num_tokens
+            if subject.book is not None:
+                subject.book.restarted()
         self._top = None
 
     def planned(self, scheduler: Scheduler, before: list[tuple[Request, int]], chunks: list[Chunk]) -> None:
         """A step has been planned; ``before`` are those that ran already, with their missing tokens."""
         size = self._limits.block_size
-        num_rows = num_prefill = 0
+        num_rows = num_prefill = num_scored = 0
         for chunk in chunks:
-            request, start, count, samples, carried = chunk
+            request, start, count, samples, carried, _ = chunk
             subject = self._subjects[request]
             if request.num_admissions != subject.admission:
                 self._admitted(scheduler, subject, start)
             self._check_chunk(subject, chunk)
+            if subject.book is not None:
+                num_scored += subject.book.chunk_planned(chunk, self._limits.keeps_hidden)
             subject.newest_step = self._num_plans
             subject.next_start = start + count
             subject.num_known += samples
@@ -120,10 +124,12 @@ class Watch:
             if request.num_admissions != subject.admission:
                 self._admitted(scheduler, subject, request.num_computed_tokens)
         self._check_load(len(chunks), num_rows, num_prefill, any(missing == 1 for _, missing in before))
+        if num_scored > self._limits.max_num_batched_tokens:
+            raise ViolationError(f"a step scores {num_scored} positions")
         for request, missing in before:
             if request.status is not RequestStatus.RUNNING:
                 self._gave_way(request)
-            elif missing == 1 and self._subjects[request].newest_step != self._num_plans:
+            elif missing == 1 and not self._moves(self._subjects[request]):
                 full = request.num_computed_tokens == len(request.block_ids) * size
                 if num_rows < self._limits.max_num_batched_tokens and not full:
                     raise ViolationError(f"{request.key} decodes, and sits out with budget and block at hand")
@@ -133,11 +139,13 @@ class Watch:
             self._num_plans += 1
             self.summary.steps += 1
             self.summary.rows += num_rows
+            self.summary.scored += num_scored
+            self.summary.chunks_without_rows += sum(not chunk.num_tokens for chunk in chunks)
         self.summary.parked += scheduler.waiting.num_parked > 0
 
     def before_run(self, step: SimulatedStep) -> None:
         """The device is about to run its oldest step."""
-        chunks = self._plans.popleft()
+        chunks = [chunk for chunk in self._plans.popleft() if chunk.num_tokens]
         if len(step.lengths) != len(chunks):
             raise ViolationError(f"{len(chunks)} chunks became {len(step.lengths)} sequences")
         wanted = [step.starts[index + 1] - 1 for index, chunk in enumerate(chunks) if chunk.samples]
@@ -153,10 +161,20 @@ class Watch:
         """A chunk's result has been taken in; its request had published so many of its blocks before."""
         size = self._limits.block_size
         subject = self._subjects[chunk.request]
+        if subject.book is not None:
+            subject.book.chunk_landed(chunk)
+            if chunk.request.status is RequestStatus.RUNNING:
+                subject.book.check_kept(chunk, scheduler.pool, size)
         for index in range(num_published, chunk.stop // size):
             key = scheduler.pool.key_of(blocks[index])
             if key is not None:
                 self._check_contents(subject, index, blocks[index], key)
+
+    def check_scores(self, request: Request, *, whole: bool) -> None:
+        """A request's scores are the model's; all of them are there, where that is due."""
+        book = self._subjects[request].book
+        if book is not None:
+            book.check(whole=whole)
 
     def check_published(self) -> None:
         """Every block on offer was seen to be published when the step that filled it came back."""
@@ -177,13 +195,21 @@ class Watch:
             key, name = self._published.get(block, (None, None))
             if key is not scheduler.pool.key_of(block) or name != self._name(subject, index):
                 raise ViolationError(f"{request.key} takes block {block} for its own at {index}")
-        if self._options.enable_prefix_caching and start + size < request.num_tokens:
+        usable = request.num_tokens - 1
+        if subject.book is not None and not self._limits.keeps_hidden:
+            usable = min(usable, subject.book.num_landed_from_start())
+            if start > usable:
+                raise ViolationError(f"{request.key} starts at {start}, and {usable} positions have scores")
+        if self._options.enable_prefix_caching and start + size <= usable:
             missed = self._name(subject, num_hits)
             for block, (key, name) in self._published.items():
                 if name == missed and scheduler.pool.key_of(block) is key:
                     raise ViolationError(f"{request.key} computes what block {block} holds")
         elif num_hits and not self._options.enable_prefix_caching:
             raise ViolationError(f"{request.key} has hits without a cache")
+        if subject.book is not None:
+            hits = request.block_ids[:num_hits]
+            self.summary.scores_from_cache += subject.book.admitted(scheduler.pool, hits, size)
         subject.admission = request.num_admissions
         subject.generation = self.generation
         subject.next_start = start
@@ -198,10 +224,16 @@ class Watch:
             raise ViolationError(f"{request.key} has finished, and is scheduled")
         if subject.newest_step == self._num_plans:
             raise ViolationError(f"{request.key} has two chunks in a step")
-        if chunk.start != subject.next_start or chunk.num_tokens < 1:
+        least = 0 if chunk.scored is not None else 1
+        if chunk.start != subject.next_start or chunk.num_tokens < least:
             raise ViolationError(f"{request.key} computes {chunk[1:3]}, and {subject.next_start} comes next")
         if chunk.stop > subject.num_known or chunk.samples != (chunk.stop == subject.num_known):
             raise ViolationError(f"{request.key} of {subject.num_known} tokens: {chunk[1:]}")
+
+    def _moves(self, subject: Subject) -> bool:
+        """Whether the step that is being looked at has a chunk of a request, or it waits for its scores."""
+        scored = subject.book is None or subject.book.all_planned
+        return subject.newest_step == self._num_plans or not scored
 
     def _check_load(self, num_seqs: int, num_rows: int, num_prefill: int, decodes: bool) -> None:
         limits, cap = self._limits, self._options.max_num_prefill_tokens
@@ -252,6 +284,8 @@ class Watch:
         subject = self._subjects[request]
         self.summary.preemptions += 1
         self.summary.preemptions_in_flight += request.num_steps_in_flight > 0
+        book = subject.book
+        self.summary.preemptions_in_scoring += book is not None and 0 < len(book.planned) < book.num_positions
         self.summary.preemptions_in_prefill += subject.num_known - subject.next_start > 1
 
     def _follow_top(self, chunks: list[Chunk]) -> None:
