@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from loadproof.engine.output import CompletionDelta, CompletionOutput, Logprob, RequestOutput
     from loadproof.engine.sampling_params import SamplingParams
     from loadproof.llm import LLM
+    from loadproof.perplexity import TextScore
+    from loadproof.scoring import ContinuationScore
 
 __version__ = "0.1.0"
 
@@ -16,10 +18,12 @@ __all__ = [
     "LLM",
     "CompletionDelta",
     "CompletionOutput",
+    "ContinuationScore",
     "EngineConfig",
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "TextScore",
 ]
 
 # Importing the package must cost nothing; each name is imported when it is first used.
@@ -27,10 +31,12 @@ _HOMES = {
     "LLM": "loadproof.llm",
     "CompletionDelta": "loadproof.engine.output",
     "CompletionOutput": "loadproof.engine.output",
+    "ContinuationScore": "loadproof.scoring",
     "EngineConfig": "loadproof.config",
     "Logprob": "loadproof.engine.output",
     "RequestOutput": "loadproof.engine.output",
     "SamplingParams": "loadproof.engine.sampling_params",
+    "TextScore": "loadproof.perplexity",
 }
 
 
