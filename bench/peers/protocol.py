@@ -2,8 +2,9 @@
 
 A driver is a program that runs in its engine's own environment, so this file needs the standard library
 only. It loads its engine, answers ``{"version": ...}``, then each request ``{"prompts": [[id, ...], ...],
-"output_len": n}`` with ``{"seconds": ..., "output_tokens": ...}``, until stdin ends. With ``--first-token``
-it completes one short prompt by one token instead, answers once, and ends.
+"output_len": n}`` with ``{"seconds": ..., "output_tokens": ...}``, until stdin ends. A request may hold
+``"prompt_logprobs": k``, for the log-probabilities of the prompts' tokens and of the k best. With
+``--first-token`` it completes one short prompt by one token instead, answers once, and ends.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Served:
-    """A loaded engine: ``complete(prompts, output_len)`` is greedy and never stops early."""
+    """A loaded engine: ``complete(prompts, output_len)`` is greedy and never stops early.
+
+    ``score(prompts, prompt_logprobs)`` makes one token each, and the prompts' log-probabilities.
+    """
 
     version: str
     complete: Callable[[list[list[int]], int], Answer]
+    score: Callable[[list[list[int]], int], Answer] | None = None
 
 
 def run(load: Callable[[str], Served]) -> None:
@@ -53,7 +58,12 @@ def run(load: Callable[[str], Served]) -> None:
     reply(version=served.version)
     for line in sys.stdin:
         request = json.loads(line)
-        reply(**asdict(served.complete(request["prompts"], request["output_len"])))
+        if "prompt_logprobs" in request:
+            assert served.score is not None, "this engine has no log-probabilities of prompts"
+            answer = served.score(request["prompts"], request["prompt_logprobs"])
+        else:
+            answer = served.complete(request["prompts"], request["output_len"])
+        reply(**asdict(answer))
 
 
 def _answers() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from protocol import Answer, Served, run
 
@@ -27,14 +28,20 @@ def load(peers: str) -> Served:
     )
 
     def complete(prompts: list[list[int]], output_len: int) -> Answer:
-        params = vllm.SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
+        return generate(prompts, max_tokens=output_len, ignore_eos=True)
+
+    def score(prompts: list[list[int]], prompt_logprobs: int) -> Answer:
+        return generate(prompts, max_tokens=1, prompt_logprobs=prompt_logprobs)
+
+    def generate(prompts: list[list[int]], **settings: Any) -> Answer:
+        params = vllm.SamplingParams(temperature=0, **settings)
         inputs = [{"prompt_token_ids": ids} for ids in prompts]
         start = time.perf_counter()
         outputs = llm.generate(inputs, params, use_tqdm=False)
         seconds = time.perf_counter() - start
         return Answer(seconds, sum(len(output.outputs[0].token_ids) for output in outputs))
 
-    return Served(vllm.__version__, complete)
+    return Served(vllm.__version__, complete, score)
 
 
 if __name__ == "__main__":
