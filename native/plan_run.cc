@@ -50,7 +50,7 @@ void Plan::run(const Batch& batch, std::span<const SampleParams> params, std::sp
   const int threads = pool_.size();
   const bool by_rows = num_rows_ >= kRowsPerThread * threads;
   // As many blocks as fit, of one size: a small one at the end would stream all weights for a few rows.
-  const int blocks = threads * ceil_div(num_rows_, threads * kRowBlock);
+  const int blocks = threads * std::max(1, ceil_div(num_rows_, threads * kRowBlock));
   row_block_ = round_up(ceil_div(num_rows_, blocks), kRowTile);
   for (auto& counter : counters_) counter.store(0, std::memory_order_relaxed);
   pool_.run([&](int thread) {
