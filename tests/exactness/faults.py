@@ -254,7 +254,7 @@ def whoever_asks_wins(patch: Patch) -> None:
 
     retire = Scheduler.retire
 
-    def wasteful(self: Scheduler, chunk: Chunk, token_id: int | None) -> bool:
+    def wasteful(self: Scheduler, chunk: Chunk, token_id: int | None, scores: object = None) -> bool:
         gives_way, counts = chunk.request.status is RequestStatus.LEAVING, retire(self, chunk, token_id)
         if counts and gives_way:
             chunk.request.output_token_ids.pop()
@@ -320,7 +320,7 @@ def a_token_comes_after_the_cancel(patch: Patch) -> None:
     """An aborted request gets the token that was on its way, maybe its last, all the same (vllm #29987)."""
     retire = Scheduler.retire
 
-    def faulty(self: Scheduler, chunk: Chunk, token_id: int | None) -> bool:
+    def faulty(self: Scheduler, chunk: Chunk, token_id: int | None, scores: object = None) -> bool:
         request, counts = chunk.request, retire(self, chunk, token_id)
         if token_id is not None and request.finish_reason == "abort":
             request.output_token_ids.append(token_id)
