@@ -63,7 +63,7 @@ class _Plan:
 
     num_tokens_left: int
     num_prefill_left: int
-    num_wanted: int  # blocks that running requests soon want
+    num_wanted: int | None = None  # blocks that running requests soon want, from the first time it matters
     num_kept: int = 0  # free blocks that a waiting request will start with when the others it needs have come
     chunks: list[Chunk] = field(default_factory=list)
     has_room: bool = True  # until a waiting request found none
@@ -198,10 +198,7 @@ class Scheduler:
         if num_decodes:
             # Prompts leave room for all who decode, but never less than a quarter is theirs.
             prefill = min(self.options.max_num_prefill_tokens, max(budget - num_decodes, budget // 4, 1))
-        # It matters to those who wait, once a slot is free: whoever gives way has it counted anew.
-        matters = len(self.waiting) and self.free_slots
-        num_wanted = sum(map(self._num_wanted, self.running)) if matters else 0
-        return _Plan(budget, prefill, num_wanted)
+        return _Plan(budget, prefill)
 
     def _move_on(self, request: Request, plan: _Plan) -> None:
         """Plan as many rows of a running request as budget and blocks allow."""
@@ -237,7 +234,8 @@ class Scheduler:
         if wanted > 0:
             taken = min(wanted, max(0, self.pool.num_free_blocks - plan.num_kept))
             request.block_ids += self.pool.allocate(taken)
-            plan.num_wanted -= taken
+            if plan.num_wanted is not None:
+                plan.num_wanted -= taken
         held = len(request.block_ids) * self.limits.block_size
         return min(count, held - request.num_computed_tokens)
 
@@ -264,7 +262,8 @@ class Scheduler:
         first = self.waiting.pop()
         assert first is request
         self._start(request, hits)
-        plan.num_wanted += self._num_wanted(request)
+        if plan.num_wanted is not None:
+            plan.num_wanted += self._num_wanted(request)
         return True
 
     def _find_prefix(self, request: Request) -> list[int] | None:
@@ -330,9 +329,10 @@ class Scheduler:
             return False
         self.counters.num_preemptions += 1
         victim.num_preemptions += 1
+        if plan.num_wanted is not None:
+            plan.num_wanted -= self._num_wanted(victim)
         self._stop_running(victim, RequestStatus.LEAVING)
         self._leave_if_landed(victim)
-        plan.num_wanted = sum(map(self._num_wanted, self.running))
         return True
 
     def _stop_running(self, request: Request, status: RequestStatus) -> None:
@@ -377,9 +377,12 @@ class Scheduler:
 
     def _num_wanted_before(self, request: Request, plan: _Plan) -> int:
         """Blocks that running requests which rank before this one soon want: mostly all that run."""
-        if not self.running or self.running[-1].rank < request.rank:
-            return plan.num_wanted
-        return sum(self._num_wanted(one) for one in self.running if one.rank < request.rank)
+        num_before = bisect_left(self.running, request.rank, key=_RANK)
+        if num_before < len(self.running):
+            return sum(map(self._num_wanted, self.running[:num_before]))
+        if plan.num_wanted is None:
+            plan.num_wanted = sum(map(self._num_wanted, self.running))
+        return plan.num_wanted
 
     def _num_wanted(self, request: Request) -> int:
         """Blocks that a running request wants yet for its known tokens and one block's worth of others."""
