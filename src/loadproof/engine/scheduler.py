@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -255,7 +255,7 @@ class Scheduler:
                 and needed + self._num_wanted_before(request, plan) <= self.pool.num_free_blocks
             ):
                 break
-            if not self._make_way(request, needed, plan):
+            if not self._make_way(request, needed, plan, hits):
                 plan.has_room = False
                 plan.num_kept = needed
                 return False
@@ -316,15 +316,17 @@ class Scheduler:
             self.counters.prefix_cache_queries += request.num_tokens
             self.counters.prefix_cache_hits += num_hits
 
-    def _make_way(self, request: Request, num_blocks: int, plan: _Plan) -> bool:
+    def _make_way(self, request: Request, num_blocks: int, plan: _Plan, hits: Sequence[int] = ()) -> bool:
         """Have the worst-ranked running request give way to one that ranks before it.
 
-        False where there is none, or where what leaving requests hold will do: wait for that.
+        False where there is none, or where what leaving requests hold will do: wait for that. Their blocks
+        that are ``hits`` of the request are none that it can fill.
         """
         victim = self.running[-1] if self.running else request
         if victim.rank <= request.rank:
             return False
-        coming = sum(self.pool.num_holders(block) == 1 for one in self.leaving for block in one.block_ids)
+        held = {block for one in self.leaving for block in one.block_ids} - set(hits)
+        coming = sum(self.pool.num_holders(block) == 1 for block in held)
         if self.leaving and self.pool.num_free_blocks + coming >= num_blocks:
             return False
         self.counters.num_preemptions += 1
