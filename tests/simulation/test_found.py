@@ -7,7 +7,7 @@ from loadproof.engine.prefix_keys import PrefixKeys, root_digest
 from loadproof.engine.request import Request
 
 
-def test_keys_outlive_tokens_that_are_taken_back() -> None:
+def test_keys_follow_tokens_that_are_taken_back() -> None:
     """After a failed listener a request begins again with fewer tokens than its keys are made of."""
     request = Request("a", 0, [1, 2, 3], SamplingParams(), 0, 8, frozenset(), output_token_ids=[4, 5, 6])
     prefix = PrefixKeys(root_digest(None, 0), 2)
@@ -15,7 +15,7 @@ def test_keys_outlive_tokens_that_are_taken_back() -> None:
     keys = list(prefix.keys)
     del request.output_token_ids[1:]
     prefix.extend(request)
-    assert prefix.keys == keys
+    assert prefix.keys == keys[:2]
     request.output_token_ids += [5, 6, 7, 8]
     prefix.extend(request)
     assert prefix.keys[:3] == keys

@@ -156,13 +156,20 @@ class BlockPool:
         self._scores.pop(block, None)
         self._keys[block] = None
 
+    def differently_held(self, counts: Sequence[int]) -> list[int]:
+        """Blocks that aren't held just as often as ``counts``, one entry a block, says."""
+        if counts == self._holders:
+            return []
+        return [block for block, count in enumerate(counts) if count != self._holders[block]]
+
     def check_integrity(self) -> None:
         """Raise :class:`IntegrityError` where the books on free, held and published blocks disagree."""
-        free = [*self._blank, *self._cached]
-        unheld = {block for block in range(self.num_blocks) if not self._holders[block]}
-        require(len(free) == len(unheld) and set(free) == unheld, "free blocks are lost, doubled or held")
-        require(all(self._keys[block] is None for block in self._blank), "a blank block is published")
-        require(all(self._keys[block] is not None for block in self._cached), "a cached block has no key")
+        unheld = [block for block, count in enumerate(self._holders) if not count]
+        free = sorted([*self._blank, *self._cached])
+        require(free == unheld, "free blocks are lost, doubled or held")
+        keys = self._keys
+        require(not any(keys[block] for block in self._blank), "a blank block is published")
+        require(all(keys[block] for block in self._cached), "a cached block has no key")
         named = {key.digest: block for block, key in enumerate(self._keys) if key is not None}
         require(self._scores.keys() <= set(named.values()), "scores are kept of a block without a key")
         require(named == self._published, "published blocks and their keys disagree")

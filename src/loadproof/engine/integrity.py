@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from loadproof.engine.invariant import require
 from loadproof.engine.request import Request, RequestStatus
 from loadproof.engine.scheduler import Scheduler
@@ -33,19 +31,19 @@ def _check_queues(scheduler: Scheduler) -> None:
     ranks = [request.rank for request in scheduler.running]
     require(ranks == sorted(set(ranks)), "running requests are out of order")
     for request in scheduler.running:
-        require(request.status is RequestStatus.RUNNING, "{} runs as {}", request.key, request.status)
+        require(request.status is RequestStatus.RUNNING, "{0.key} runs as {0.status}", request)
     for request in scheduler.leaving:
         left = request.status in (RequestStatus.LEAVING, RequestStatus.FINISHED)
-        require(left and request.num_steps_in_flight > 0, "{} is leaving for no reason", request.key)
+        require(left and request.num_steps_in_flight > 0, "{0.key} is leaving for no reason", request)
     waiting = scheduler.waiting.requests()
     require(len(waiting) == len(scheduler.waiting), "the waiting queue miscounts")
     require(len({request.rank for request in waiting}) == len(waiting), "a request waits twice")
     for digest in scheduler.waiting.awaited():
         require(digest in scheduler.promises, "a request waits for a block that nobody computes")
     for digest, owner in scheduler.promises.items():
-        require(owner.status is RequestStatus.RUNNING, "{} promises a block and does not run", owner.key)
+        require(owner.status is RequestStatus.RUNNING, "{0.key} promises a block and does not run", owner)
         unpublished = owner.prefix.keys[owner.num_published_blocks :] if owner.prefix else []
-        require(any(key.digest == digest for key in unpublished), "{} promises another's block", owner.key)
+        require(any(key.digest == digest for key in unpublished), "{0.key} promises another's block", owner)
 
 
 def _check_slots(scheduler: Scheduler, holding: list[Request]) -> None:
@@ -58,42 +56,52 @@ def _check_slots(scheduler: Scheduler, holding: list[Request]) -> None:
 
 def _check_blocks(scheduler: Scheduler, holding: list[Request]) -> None:
     pool = scheduler.pool
-    held = Counter(block for request in holding for block in request.block_ids)
-    for block in range(pool.num_blocks):
+    held = [0] * pool.num_blocks
+    for request in holding:
+        require(len(set(request.block_ids)) == len(request.block_ids), "{0.key} has a block twice", request)
+        for block in request.block_ids:
+            held[block] += 1
+    for block in pool.differently_held(held):
         count = pool.num_holders(block)
-        require(count == held[block], "block {} has {} holders, and {} requests", block, count, held[block])
+        require(False, "block {} has {} holders, and {} requests", block, count, held[block])
     pool.check_integrity()
     for request in holding:
-        require(len(set(request.block_ids)) == len(request.block_ids), "{} has a block twice", request.key)
         for block in request.block_ids[request.num_published_blocks :]:
-            require(held[block] == 1, "block {} is shared before its contents exist", block)
+            if held[block] > 1:
+                require(False, "block {} is shared before its contents exist", block)
 
 
 def _check_waiting(request: Request) -> None:
-    key = request.key
-    require(request.status is RequestStatus.WAITING, "{} waits as {}", key, request.status)
-    require(request.slot is None and not request.block_ids, "{} waits and holds something", key)
+    require(request.status is RequestStatus.WAITING, "{0.key} waits as {0.status}", request)
+    require(request.slot is None and not request.block_ids, "{0.key} waits and holds something", request)
     require(
         request.num_steps_in_flight == request.num_pending_tokens == 0,
-        "{} waits, with a step on its way",
-        key,
+        "{0.key} waits, with a step on its way",
+        request,
     )
-    require(request.num_computed_tokens == request.num_ready_tokens == 0, "{} waits as if computed", key)
+    require(
+        request.num_computed_tokens == request.num_ready_tokens == 0, "{0.key} waits as if computed", request
+    )
 
 
 def _check_holding(request: Request, block_size: int, max_steps_in_flight: int) -> None:
-    key = request.key
     computed, ready = request.num_computed_tokens, request.num_ready_tokens
     require(
-        0 <= request.num_pending_tokens <= request.num_steps_in_flight, "{} miscounts pending tokens", key
+        0 <= request.num_pending_tokens <= request.num_steps_in_flight,
+        "{0.key} miscounts pending tokens",
+        request,
     )
-    require(request.num_steps_in_flight <= max_steps_in_flight, "{} has too many steps in flight", key)
-    require(ready <= computed <= len(request.block_ids) * block_size, "{} computed more than it has", key)
-    require(request.num_published_blocks * block_size <= ready, "{} published what isn't there", key)
+    require(
+        request.num_steps_in_flight <= max_steps_in_flight, "{0.key} has too many steps in flight", request
+    )
+    require(
+        ready <= computed <= len(request.block_ids) * block_size, "{0.key} computed more than it has", request
+    )
+    require(request.num_published_blocks * block_size <= ready, "{0.key} published what isn't there", request)
     if request.num_steps_in_flight == 0:
-        require(ready == computed, "{} has computed positions that no step brought", key)
+        require(ready == computed, "{0.key} has computed positions that no step brought", request)
     if request.status is RequestStatus.RUNNING:
         known = request.num_tokens + request.num_pending_tokens
-        require(computed < known or request.num_pending_tokens > 0, "{} has nothing to compute", key)
+        require(computed < known or request.num_pending_tokens > 0, "{0.key} has nothing to compute", request)
         # Whoever has just got its last token is finished by the engine after this check.
-        require(len(request.output_token_ids) <= request.max_tokens, "{} runs past its length", key)
+        require(len(request.output_token_ids) <= request.max_tokens, "{0.key} runs past its length", request)

@@ -42,20 +42,20 @@ class Runner:
         computing = [chunk for chunk in chunks if chunk.num_tokens]
         starts, counts, samples, carries = _columns(computing)
         slots = np.array([self._slot(chunk.request) for chunk in computing], np.int64)
-        sampling, carried = np.flatnonzero(samples), np.flatnonzero(carries)
+        sampling, carried = samples.nonzero()[0], carries.nonzero()[0]
         query_starts = np.zeros(len(computing) + 1, np.int32)
-        np.cumsum(counts, out=query_starts[1:])
+        counts.cumsum(out=query_starts[1:])
         last_rows = query_starts[1:] - 1
         seq_lens = starts + counts
-        positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], counts)
+        positions = np.arange(query_starts[-1]) + (starts - query_starts[:-1]).repeat(counts)
         width = -(-int(seq_lens.max(initial=0)) // self._limits.block_size)
         narrow = slots.astype(np.int32)
         return StepBatch(
-            token_ids=self._tokens[np.repeat(slots, counts), positions],
+            token_ids=self._tokens[slots.repeat(counts), positions],
             query_starts=query_starts,
             seq_lens=seq_lens.astype(np.int32),
             # Taking copies all that it takes from: no more than the slots in use, the lowest ones mostly.
-            block_tables=np.take(self._blocks[: slots.max(initial=-1) + 1, :width], slots, axis=0),
+            block_tables=self._blocks[: slots.max(initial=-1) + 1, :width].take(slots, axis=0),
             logits_rows=last_rows[sampling],
             sampling=self._sampling.gather(slots[sampling], seq_lens[sampling], self._tokens),
             return_logits=return_logits,

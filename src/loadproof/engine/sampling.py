@@ -86,14 +86,14 @@ class SamplingTable:
 
     def _histories(self, slots: I64, positions: I64, tokens: I32) -> tuple[I32, I32]:
         """Known tokens of the rows that use a penalty, and all rows' starts in them."""
-        rows = np.flatnonzero(self._penalised[slots])
+        rows = self._penalised[slots].nonzero()[0]
         places = zip(slots[rows].tolist(), positions[rows].tolist(), strict=True)
         parts = [tokens[slot, :position] for slot, position in places]
         return _joined(parts, NO_BIAS[0]), _starts(len(slots), rows, parts)
 
     def _gather_biases(self, slots: I64, positions: I64) -> tuple[I32, F32, I32]:
         """Ids and values of the rows that have a bias, and all rows' starts in them."""
-        rows = np.flatnonzero(positions < self._unbiased_from[slots])
+        rows = (positions < self._unbiased_from[slots]).nonzero()[0]
         found = [
             (self._biases_with_bans if position < self._stoppable_from[slot] else self._biases)[slot]
             for slot, position in zip(slots[rows].tolist(), positions[rows].tolist(), strict=True)
@@ -124,5 +124,5 @@ def _starts(num_rows: int, rows: I64, parts: Sequence[I32]) -> I32:
     starts = np.zeros(num_rows + 1, np.int32)
     if parts:
         starts[rows + 1] = [len(part) for part in parts]
-        np.cumsum(starts, out=starts)
+        starts.cumsum(out=starts)
     return starts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -66,7 +66,7 @@ class _Plan:
     num_tokens_left: int
     num_prefill_left: int
     num_scores_left: int
-    num_wanted: int  # blocks that running requests soon want
+    num_wanted: int | None = None  # blocks that running requests soon want, from the first time it matters
     num_kept: int = 0  # free blocks that a waiting request will start with when the others it needs have come
     chunks: list[Chunk] = field(default_factory=list)
     has_room: bool = True  # until a waiting request found none
@@ -210,10 +210,7 @@ class Scheduler:
         if num_decodes:
             # Prompts leave room for all who decode, but never less than a quarter is theirs.
             prefill = min(self.options.max_num_prefill_tokens, max(budget - num_decodes, budget // 4, 1))
-        # It matters to those who wait, once a slot is free: whoever gives way has it counted anew.
-        matters = len(self.waiting) and self.free_slots
-        num_wanted = sum(map(self._num_wanted, self.running)) if matters else 0
-        return _Plan(budget, prefill, budget, num_wanted)
+        return _Plan(budget, prefill, budget)
 
     def _move_on(self, request: Request, plan: _Plan) -> None:
         """Plan as many rows of a running request as budget and blocks allow."""
@@ -272,7 +269,8 @@ class Scheduler:
         if wanted > 0:
             taken = min(wanted, max(0, self.pool.num_free_blocks - plan.num_kept))
             request.block_ids += self.pool.allocate(taken)
-            plan.num_wanted -= taken
+            if plan.num_wanted is not None:
+                plan.num_wanted -= taken
         held = len(request.block_ids) * self.limits.block_size
         return min(count, held - request.num_computed_tokens)
 
@@ -292,14 +290,15 @@ class Scheduler:
                 and needed + self._num_wanted_before(request, plan) <= self.pool.num_free_blocks
             ):
                 break
-            if not self._make_way(request, needed, plan):
+            if not self._make_way(request, needed, plan, hits):
                 plan.has_room = False
                 plan.num_kept = needed
                 return False
         first = self.waiting.pop()
         assert first is request
         self._start(request, hits)
-        plan.num_wanted += self._num_wanted(request)
+        if plan.num_wanted is not None:
+            plan.num_wanted += self._num_wanted(request)
         return True
 
     def _find_prefix(self, request: Request) -> list[int] | None:
@@ -375,22 +374,25 @@ class Scheduler:
             self.counters.prefix_cache_queries += request.num_tokens
             self.counters.prefix_cache_hits += num_hits
 
-    def _make_way(self, request: Request, num_blocks: int, plan: _Plan) -> bool:
+    def _make_way(self, request: Request, num_blocks: int, plan: _Plan, hits: Sequence[int] = ()) -> bool:
         """Have the worst-ranked running request give way to one that ranks before it.
 
-        False where there is none, or where what leaving requests hold will do: wait for that.
+        False where there is none, or where what leaving requests hold will do: wait for that. Their blocks
+        that are ``hits`` of the request are none that it can fill.
         """
         victim = self.running[-1] if self.running else request
         if victim.rank <= request.rank:
             return False
-        coming = sum(self.pool.num_holders(block) == 1 for one in self.leaving for block in one.block_ids)
+        held = {block for one in self.leaving for block in one.block_ids} - set(hits)
+        coming = sum(self.pool.num_holders(block) == 1 for block in held)
         if self.leaving and self.pool.num_free_blocks + coming >= num_blocks:
             return False
         self.counters.num_preemptions += 1
         victim.num_preemptions += 1
+        if plan.num_wanted is not None:
+            plan.num_wanted -= self._num_wanted(victim)
         self._stop_running(victim, RequestStatus.LEAVING)
         self._leave_if_landed(victim)
-        plan.num_wanted = sum(map(self._num_wanted, self.running))
         return True
 
     def _stop_running(self, request: Request, status: RequestStatus) -> None:
@@ -435,9 +437,12 @@ class Scheduler:
 
     def _num_wanted_before(self, request: Request, plan: _Plan) -> int:
         """Blocks that running requests which rank before this one soon want: mostly all that run."""
-        if not self.running or self.running[-1].rank < request.rank:
-            return plan.num_wanted
-        return sum(self._num_wanted(one) for one in self.running if one.rank < request.rank)
+        num_before = bisect_left(self.running, request.rank, key=_RANK)
+        if num_before < len(self.running):
+            return sum(map(self._num_wanted, self.running[:num_before]))
+        if plan.num_wanted is None:
+            plan.num_wanted = sum(map(self._num_wanted, self.running))
+        return plan.num_wanted
 
     def _num_wanted(self, request: Request) -> int:
         """Blocks that a running request wants yet for its known tokens and one block's worth of others."""
