@@ -14,7 +14,8 @@ from loadproof.engine.completion import Completion, Finish
 from loadproof.engine.pipeline import NewToken, Pipeline, StepReport
 from loadproof.engine.request import Request, RequestStatus
 from loadproof.engine.runner import Runner
-from loadproof.engine.scheduler import Chunk, Scheduler
+from loadproof.engine.scheduler import Scheduler
+from loadproof.engine.step_plan import Chunk
 from loadproof.tokenizer.stop import StopChecker
 
 Patch = pytest.MonkeyPatch
