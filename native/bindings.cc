@@ -199,8 +199,8 @@ void bind_plan(nb::module_& m) {
           },
           nb::arg("isa"), nb::arg("num_threads"), nb::arg("hidden_size"), nb::arg("vocab_size"),
           nb::arg("max_num_batched_tokens"), nb::arg("max_num_seqs"), nb::arg("max_model_len"),
-          nb::arg("block_size"), nb::arg("num_blocks"), nb::arg("logprobs_mode") = LogprobsMode::kRawLogprobs,
-          nb::arg("keeps_hidden") = true)
+          nb::arg("block_size"), nb::arg("num_blocks"), nb::kw_only(),
+          nb::arg("logprobs_mode") = LogprobsMode::kRawLogprobs, nb::arg("keeps_hidden") = true)
       .def("set_embedding", &Plan::set_embedding)
       .def("add_norm",
            [](Plan& plan, Buffer from, Buffer to, NormOutput output, Array<float, 1> weight, float eps,

@@ -61,10 +61,10 @@ def small_limits(
     max_num_seqs: int = 8,
     max_model_len: int = 128,
     num_blocks: int = 64,
-    keeps_hidden: bool = True,
+    keeps_hidden: int = True,  # a flag; tests hand sizes on by name
 ) -> DeviceLimits:
     return DeviceLimits(
-        max_num_batched_tokens, max_num_seqs, max_model_len, 16, num_blocks, keeps_hidden=keeps_hidden
+        max_num_batched_tokens, max_num_seqs, max_model_len, 16, num_blocks, keeps_hidden=bool(keeps_hidden)
     )
 
 

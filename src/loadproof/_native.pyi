@@ -63,6 +63,7 @@ class Plan:
         max_model_len: int,
         block_size: int,
         num_blocks: int,
+        *,
         logprobs_mode: LogprobsMode = ...,
         keeps_hidden: bool = True,
     ) -> None: ...

@@ -18,7 +18,8 @@ from loadproof.engine.prefix_keys import root_digest
 from loadproof.engine.request import Request, RequestStatus
 from loadproof.engine.runner import Runner
 from loadproof.engine.sampling import SamplingTable
-from loadproof.engine.scheduler import Chunk, Scheduler
+from loadproof.engine.scheduler import Scheduler
+from loadproof.engine.step_plan import Chunk, StepPlan
 from loadproof.engine.waiting import WaitingQueue
 
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -35,7 +36,7 @@ def fault(put: Fault) -> Fault:
 def block_offered_before_its_step_has_run(patch: pytest.MonkeyPatch) -> None:
     move_on = Scheduler._move_on
 
-    def hasty(self: Scheduler, request: Request, plan: scheduling._Plan) -> None:
+    def hasty(self: Scheduler, request: Request, plan: StepPlan) -> None:
         move_on(self, request, plan)
         if request.prefix is not None:
             request.prefix.extend(request)
@@ -232,7 +233,7 @@ def last_come_first_served(patch: pytest.MonkeyPatch) -> None:
 
 @fault
 def nobody_gives_way(patch: pytest.MonkeyPatch) -> None:
-    def wrong(self: Scheduler, request: Request, num_blocks: int, plan: scheduling._Plan) -> bool:
+    def wrong(self: Scheduler, request: Request, num_blocks: int, plan: StepPlan) -> bool:
         return False
 
     patch.setattr(Scheduler, "_make_way", wrong)
@@ -289,7 +290,7 @@ def block_table_of_the_slots_last_owner(patch: pytest.MonkeyPatch) -> None:
 def prompts_that_stall_those_who_decode(patch: pytest.MonkeyPatch) -> None:
     new_plan = Scheduler._new_plan
 
-    def wrong(self: Scheduler) -> scheduling._Plan:
+    def wrong(self: Scheduler) -> StepPlan:
         plan = new_plan(self)
         plan.num_prefill_left = plan.num_tokens_left
         return plan

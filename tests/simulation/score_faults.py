@@ -15,7 +15,8 @@ from loadproof.engine.block_pool import BlockPool
 from loadproof.engine.prompt_scores import BlockScores, PromptScores
 from loadproof.engine.request import Request
 from loadproof.engine.runner import Runner
-from loadproof.engine.scheduler import Chunk, Scheduler
+from loadproof.engine.scheduler import Scheduler
+from loadproof.engine.step_plan import Chunk
 
 
 @fault

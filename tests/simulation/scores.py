@@ -8,8 +8,9 @@ import numpy as np
 from tests.simulation.model import Truth, scores_of
 
 from loadproof.engine.block_pool import BlockPool
+from loadproof.engine.kept_scores import MOST_TOP_KEPT
 from loadproof.engine.prompt_scores import PromptScores
-from loadproof.engine.scheduler import MOST_TOP_KEPT, Chunk
+from loadproof.engine.step_plan import Chunk
 
 
 class ViolationError(AssertionError):

@@ -18,7 +18,8 @@ from tests.simulation.summary import Summary
 from loadproof.devices.device import DeviceLimits, ScoreResult
 from loadproof.engine.block_pool import BlockKey
 from loadproof.engine.request import Rank, Request, RequestStatus
-from loadproof.engine.scheduler import Chunk, Scheduler, SchedulerOptions
+from loadproof.engine.scheduler import Scheduler, SchedulerOptions
+from loadproof.engine.step_plan import Chunk
 
 BlockName = tuple[str | None, int, int]
 """What a block holds: salt and generation of the request that filled it, and the prefix at its end."""

@@ -9,7 +9,8 @@ from loadproof import SamplingParams
 from loadproof.devices.device import DeviceLimits
 from loadproof.engine.integrity import check_idle, check_integrity
 from loadproof.engine.request import Request
-from loadproof.engine.scheduler import Chunk, Scheduler, SchedulerOptions
+from loadproof.engine.scheduler import Scheduler, SchedulerOptions
+from loadproof.engine.step_plan import Chunk
 
 BLOCK = 4
 SAMPLED = 7

@@ -11,7 +11,7 @@ from tests.fake_device import VOCAB_SIZE
 from tests.unit.prompt_drive import PROMPT, TOKENIZER, Served, confirm, entry_of, expected, other_prompt
 
 from loadproof import RequestOutput
-from loadproof.engine import scheduler
+from loadproof.engine import kept_scores
 from loadproof.engine.output import Logprob
 from loadproof.engine.prompt_logprobs import PromptLogprobs
 
@@ -149,7 +149,7 @@ def test_k_asked_in_any_order(order: tuple[int, ...]) -> None:
         most = max(most, k)
 
 
-@pytest.mark.parametrize("k", [scheduler.MOST_TOP_KEPT + 1, VOCAB_SIZE])
+@pytest.mark.parametrize("k", [kept_scores.MOST_TOP_KEPT + 1, VOCAB_SIZE])
 def test_very_many_are_not_kept_but_their_rows_are(k: int) -> None:
     served = Served()
     assert served.score(PROMPT, k) == (70, 69)

@@ -7,7 +7,7 @@ from tests.fake_device import VOCAB_SIZE
 from tests.unit.prompt_drive import PROMPT, Served, confirm, other_prompt
 
 from loadproof import SamplingParams
-from loadproof.engine import admission, scheduler
+from loadproof.engine import admission, step_plan
 from loadproof.engine.admission import RequestError
 
 # ---- Chunks, budgets and memory
@@ -52,7 +52,7 @@ def test_a_steps_lists_of_best_tokens_are_bounded(
     budget: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All 260 tokens of a position cost 17 rows of the budget, or all of it."""
-    monkeypatch.setattr(scheduler, "MOST_TOP_A_SCORE", 16)
+    monkeypatch.setattr(step_plan, "MOST_TOP_A_SCORE", 16)
     served = Served(max_num_batched_tokens=budget)
     assert served.score(PROMPT, VOCAB_SIZE) == (70, 69)
     assert served.device.most_scored == most

@@ -10,7 +10,8 @@ from loadproof import SamplingParams
 from loadproof.devices.device import StepBatch
 from loadproof.engine.request import Request, RequestStatus
 from loadproof.engine.runner import Runner
-from loadproof.engine.scheduler import Chunk, Scheduler
+from loadproof.engine.scheduler import Scheduler
+from loadproof.engine.step_plan import Chunk
 
 
 class Bench:

@@ -92,8 +92,8 @@ class CpuDevice:
             limits.max_model_len,
             limits.block_size,
             limits.num_blocks,
-            _native.LogprobsMode[limits.logprobs_mode.upper()],
-            limits.keeps_hidden,
+            logprobs_mode=_native.LogprobsMode[limits.logprobs_mode.upper()],
+            keeps_hidden=limits.keeps_hidden,
         )
         _PlanBuilder(plan, tensors, limits.max_model_len, self.num_threads).build(lowered)
         self.cache_bytes = plan.cache_bytes

@@ -12,7 +12,8 @@ from loadproof.devices.device import F32, Device, RowLogprobs, ScoreResult, Subm
 from loadproof.engine.integrity import check_idle, check_integrity
 from loadproof.engine.request import Request
 from loadproof.engine.runner import Runner
-from loadproof.engine.scheduler import Chunk, Scheduler, SchedulerOptions
+from loadproof.engine.scheduler import Scheduler, SchedulerOptions
+from loadproof.engine.step_plan import Chunk
 
 LogitsHook = Callable[[str, int, int, "F32"], None]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from loadproof.devices.device import I32, I64, Device, ScoreBatch, StepBatch
 from loadproof.engine.request import Request
 from loadproof.engine.sampling import SamplingTable
-from loadproof.engine.scheduler import Chunk
+from loadproof.engine.step_plan import Chunk
 
 
 class Runner:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
 
-from loadproof.devices.device import I64, DeviceLimits, ScoreResult
+from loadproof.devices.device import DeviceLimits, ScoreResult
 from loadproof.engine.block_pool import BlockKey, BlockPool
+from loadproof.engine.kept_scores import copy_scores, keep_scores
 from loadproof.engine.prefix_keys import PrefixKeys, root_digest
 from loadproof.engine.prompt_scores import PromptScores
 from loadproof.engine.request import FinishReason, Rank, Request, RequestStatus
+from loadproof.engine.step_plan import Chunk, StepPlan
 from loadproof.engine.waiting import WaitingQueue
 
 
@@ -27,26 +28,6 @@ class SchedulerOptions:
     """Most rows of prompts in a step while other requests decode."""
 
 
-class Chunk(NamedTuple):
-    """``num_tokens`` rows of a request in a step, from position ``start`` on, and positions that it scores.
-
-    ``samples`` says that they reach its last token, so that the next one is sampled. ``carried`` says
-    that the last row's own token is being sampled by the step before: the host doesn't know it yet.
-    """
-
-    request: Request
-    start: int
-    num_tokens: int
-    samples: bool
-    carried: bool
-    scored: I64 | None = None  # ascending positions of the prompt, each computed before or in this chunk
-
-    @property
-    def stop(self) -> int:
-        """The position after the last row's."""
-        return self.start + self.num_tokens
-
-
 @dataclass
 class SchedulerCounters:
     """What happened so far."""
@@ -59,28 +40,6 @@ class SchedulerCounters:
     prefix_cache_hits: int = 0  # tokens
 
 
-@dataclass
-class _Plan:
-    """A step while it is being planned."""
-
-    num_tokens_left: int
-    num_prefill_left: int
-    num_scores_left: int
-    num_wanted: int | None = None  # blocks that running requests soon want, from the first time it matters
-    num_kept: int = 0  # free blocks that a waiting request will start with when the others it needs have come
-    chunks: list[Chunk] = field(default_factory=list)
-    has_room: bool = True  # until a waiting request found none
-
-    @property
-    def admits(self) -> bool:
-        """Whether another waiting request may be looked at."""
-        return self.has_room and self.num_prefill_left > 0
-
-
-MOST_TOP_A_SCORE = 2048
-"""Best tokens that a scored position counts as one row of the budget."""
-MOST_TOP_KEPT = 32
-"""Best tokens a position that are kept with a block: about a hundredth of the block's own memory."""
 _RANK: Callable[[Request], Rank] = attrgetter("rank")
 
 
@@ -179,7 +138,7 @@ class Scheduler:
             self._publish(request)
         if scores is not None and request.prompt_scores is not None and chunk.scored is not None:
             request.prompt_scores.record(chunk.scored, scores)
-            self._keep_scores(request, request.prompt_scores, chunk.scored)
+            keep_scores(self.pool, request, request.prompt_scores, chunk.scored, self.limits.block_size)
         if request.status is not RequestStatus.RUNNING:
             self._leave_if_landed(request)
         return counts
@@ -203,16 +162,16 @@ class Scheduler:
         self.pool.forget()
         self._cache_generation += 1
 
-    def _new_plan(self) -> _Plan:
+    def _new_plan(self) -> StepPlan:
         budget = self.limits.max_num_batched_tokens
         num_decodes = [request.num_missing_tokens for request in self.running].count(1)
         prefill = budget
         if num_decodes:
             # Prompts leave room for all who decode, but never less than a quarter is theirs.
             prefill = min(self.options.max_num_prefill_tokens, max(budget - num_decodes, budget // 4, 1))
-        return _Plan(budget, prefill, budget)
+        return StepPlan(budget, prefill, budget)
 
-    def _move_on(self, request: Request, plan: _Plan) -> None:
+    def _move_on(self, request: Request, plan: StepPlan) -> None:
         """Plan as many rows of a running request as budget and blocks allow."""
         missing = request.num_missing_tokens
         if missing == 0:
@@ -225,7 +184,7 @@ class Scheduler:
             count = self._grow(request, count, plan)
         scored = None
         if request.prompt_scores is not None:
-            scored = self._plan_scores(request, request.prompt_scores, count, plan)
+            scored = plan.score(request, request.prompt_scores, count, self.limits.max_num_batched_tokens)
             count = self._num_rows_scored(request, request.prompt_scores, count)
         if count == 0 and scored is None:
             self.counters.num_sat_out_steps += 1
@@ -241,26 +200,13 @@ class Scheduler:
         request.num_pending_tokens += samples
         request.num_steps_in_flight += 1
 
-    def _plan_scores(self, request: Request, scores: PromptScores, count: int, plan: _Plan) -> I64 | None:
-        """Positions to score with ``count`` more rows, as many as the step has room for; None for none."""
-        stop = min(request.num_computed_tokens + count, len(scores.targets))
-        missing = scores.missing(stop)
-        # A step's lists of best tokens are bounded like its rows.
-        cost = min(-(-scores.num_top // MOST_TOP_A_SCORE) or 1, self.limits.max_num_batched_tokens)
-        planned = missing[: plan.num_scores_left // cost]
-        if not len(planned):
-            return None
-        plan.num_scores_left -= len(planned) * cost
-        scores.submit(planned)
-        return planned
-
     def _num_rows_scored(self, request: Request, scores: PromptScores, count: int) -> int:
         """How many of ``count`` rows don't outrun the scores: a prompt is scored when its end is computed."""
         start = request.num_computed_tokens
         left = scores.missing(min(start + count, len(scores.targets)))
         return max(0, int(left[0]) - start) if len(left) else count
 
-    def _grow(self, request: Request, count: int, plan: _Plan) -> int:
+    def _grow(self, request: Request, count: int, plan: StepPlan) -> int:
         """Give a running request blocks for ``count`` more positions; how many it has blocks for now."""
         wanted = self._num_blocks(request.num_computed_tokens + count) - len(request.block_ids)
         while wanted > self.pool.num_free_blocks - plan.num_kept:
@@ -274,7 +220,7 @@ class Scheduler:
         held = len(request.block_ids) * self.limits.block_size
         return min(count, held - request.num_computed_tokens)
 
-    def _admit(self, request: Request, plan: _Plan) -> bool:
+    def _admit(self, request: Request, plan: StepPlan) -> bool:
         """Make the first of the waiting run, if it need not wait for a prefix and there is room for it."""
         if self.waiting.num_parked >= len(self.free_slots) and self.waiting.parks_before(request.rank):
             plan.has_room = False  # these go first, and no more are looked at than can run
@@ -338,29 +284,11 @@ class Scheduler:
         request.num_published_blocks = len(hits)
         request.num_computed_tokens = request.num_ready_tokens = len(hits) * self.limits.block_size
         insort(self.running, request, key=_RANK)
-        self._copy_scores(request)
+        if request.prompt_scores is not None:
+            copy_scores(self.pool, request, request.prompt_scores, self.limits.block_size)
         for key in request.prefix.keys[len(hits) :] if request.prefix else ():
             self.promises.setdefault(key.digest, request)
         self._count_start(request)
-
-    def _copy_scores(self, request: Request) -> None:
-        """Take over what is known about the tokens of a request's cached blocks."""
-        if request.prompt_scores is None:
-            return
-        for index, block in enumerate(request.block_ids):
-            kept = self.pool.scores_of(block)
-            if kept is not None:
-                request.prompt_scores.copy_block(index * self.limits.block_size, kept)
-
-    def _keep_scores(self, request: Request, scores: PromptScores, scored: I64) -> None:
-        """Keep scores with the published blocks that have just got all of theirs."""
-        size = self.limits.block_size
-        for index in range(
-            int(scored[0]) // size, min(int(scored[-1]) // size + 1, request.num_published_blocks)
-        ):
-            block = scores.block(index * size, size)
-            if block is not None and block.num_top <= MOST_TOP_KEPT:
-                self.pool.keep_scores(request.block_ids[index], block)
 
     def _count_start(self, request: Request) -> None:
         num_hits = request.num_computed_tokens
@@ -374,7 +302,7 @@ class Scheduler:
             self.counters.prefix_cache_queries += request.num_tokens
             self.counters.prefix_cache_hits += num_hits
 
-    def _make_way(self, request: Request, num_blocks: int, plan: _Plan, hits: Sequence[int] = ()) -> bool:
+    def _make_way(self, request: Request, num_blocks: int, plan: StepPlan, hits: Sequence[int] = ()) -> bool:
         """Have the worst-ranked running request give way to one that ranks before it.
 
         False where there is none, or where what leaving requests hold will do: wait for that. Their blocks
@@ -435,7 +363,7 @@ class Scheduler:
             del self.promises[key.digest]
             self.waiting.unpark(key.digest)
 
-    def _num_wanted_before(self, request: Request, plan: _Plan) -> int:
+    def _num_wanted_before(self, request: Request, plan: StepPlan) -> int:
         """Blocks that running requests which rank before this one soon want: mostly all that run."""
         num_before = bisect_left(self.running, request.rank, key=_RANK)
         if num_before < len(self.running):
