@@ -30,8 +30,13 @@ def byte_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return [by_bytes[bytes([byte])] for byte in text.encode()]
 
 
+# One incomplete character at most; the first two bytes of a surrogate's three would never make one.
+HELD = ("", "\ufffd", "\ufffd\ufffd")
+
+
 @families
 @given(ids=ID_LISTS, skip=st.booleans(), continuation=st.booleans())
+@example(ids=[169, 94], skip=False, continuation=False)
 def test_joined_pieces_equal_the_whole(family: str, ids: list[int], skip: bool, continuation: bool) -> None:
     tokenizer = TOKENIZERS[family]
     decoder = tokenizer.incremental_decoder(skip_special_tokens=skip, continuation=continuation)
@@ -39,9 +44,10 @@ def test_joined_pieces_equal_the_whole(family: str, ids: list[int], skip: bool, 
     for count, token_id in enumerate(ids, 1):
         shown += decoder.push(token_id)
         whole = tokenizer.decode(ids[:count], skip, continuation=continuation)
-        assert whole in (shown, shown + "\ufffd")  # at most one incomplete character is held back
+        assert whole.startswith(shown)
+        assert whole.removeprefix(shown) in HELD
     rest = decoder.finish()
-    assert rest in ("", "\ufffd")
+    assert rest in HELD
     assert shown + rest == tokenizer.decode(ids, skip, continuation=continuation)
 
 
