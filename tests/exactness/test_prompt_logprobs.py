@@ -46,14 +46,15 @@ class Size:
     own: tuple[int, ...]  # and each one's own
     text: int  # tokens that are compared with the oracle's
     generated: int
+    answer: int = 36  # tokens of those that preempt each other
 
 
-SMALL, LARGE = Size(21, (1, 11, 27, 43), 257, 12), Size(70, (1, 10, 11, 26, 59, 130), 1025, 24)
+SMALL, LARGE = Size(21, (1, 11, 27), 129, 8), Size(70, (1, 10, 11, 59, 130), 1025, 24, 96)
 if os.environ.get("LOADPROOF_EXACTNESS") == "full":
-    LONG = Size(300, (1, 20, 21, 150, 151, 300, 500, 724), 2401, 64)
+    LONG = Size(300, (1, 20, 21, 150, 151, 300, 500, 724), 2401, 64, 200)
     SIZES, OTHER = {LEVELS[0]: LONG, "portable": SMALL}, LARGE
 else:
-    SIZES, OTHER = {LEVELS[0]: LARGE, "portable": Size(17, (2, 15), 33, 4)}, SMALL
+    SIZES, OTHER = {LEVELS[0]: LARGE, "portable": Size(17, (2, 15), 33, 3)}, SMALL
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ def test_cold_warm_and_in_a_batch(baseline: Baseline) -> None:
         baseline.check(score_alone(llm, baseline.prompts, K), "each after the ones before")
 
 
-@pytest.mark.parametrize("order", [(1, 20), (20, 1), (0, 1, 20, 5)], ids=str)
+@pytest.mark.parametrize("order", [(1, 20), (20, 1, 0)], ids=str)
 def test_k_asked_in_any_order(baseline: Baseline, order: tuple[int, ...]) -> None:
     with baseline.engine() as llm:
         for k in order:
@@ -138,39 +139,36 @@ def test_budgets_of_16(baseline: Baseline, cached: bool) -> None:
     with baseline.engine(**settings) as llm:
         baseline.check(score(llm, baseline.prompts, 1), "16 tokens a step, cold", 1)
         baseline.check(score(llm, baseline.prompts, K), "16 tokens a step, warm")
-        largest = llm.stats()
-        assert largest["num_steps"] >= baseline.num_positions // 16
+        assert llm.stats()["num_steps"] >= baseline.num_positions // 16
 
 
 def test_after_some_blocks_were_evicted(baseline: Baseline) -> None:
     blocks = -(-(baseline.longest + 1) // 16)
-    with baseline.engine(max_model_len=baseline.longest + 1, num_blocks_override=blocks + 1) as llm:
+    with baseline.engine(max_model_len=baseline.longest + 1, num_blocks_override=blocks) as llm:
         baseline.check(score_alone(llm, baseline.prompts, K), "cold")
+        llm.generate([{"prompt_token_ids": list(range(100, 100 + baseline.longest // 2))}], use_tqdm=False)
         before = llm.stats()
-        baseline.check(score_alone(llm, baseline.prompts, K), "some evicted")
-        after = llm.stats()
-    assert after["prefix_cache_evictions"] > before["prefix_cache_evictions"] > 0
-    assert after["prefix_cache_hits"] > before["prefix_cache_hits"]
+        assert before["prefix_cache_evictions"] > 0
+        baseline.check(score_alone(llm, baseline.prompts[::-1], K)[::-1], "some evicted")
+        assert llm.stats()["prefix_cache_hits"] > before["prefix_cache_hits"]
 
 
 def test_preempted_and_resumed(baseline: Baseline) -> None:
     """Long answers to the first prompts take the blocks of the later ones, which are being scored."""
-    length = baseline.longest + 64
+    length = baseline.longest + baseline.size.answer
     blocks = -(-length // 16)
-    settings = {"max_num_batched_tokens": 16, "max_num_prefill_tokens": 8, "num_blocks_override": blocks + 1}
+    settings = {"max_num_batched_tokens": 16, "max_num_prefill_tokens": 8, "num_blocks_override": blocks}
     with baseline.engine(max_model_len=length, **settings) as llm:
-        found = score(llm, [*baseline.prompts, *baseline.prompts], K, max_tokens=64)
+        found = score(llm, baseline.prompts, K, max_tokens=baseline.size.answer)
         stats = llm.stats()
     assert stats["num_preemptions"] > 0
     assert stats["num_resumed_with_hits"] > 0
-    baseline.check(found[: len(baseline.prompts)], "with preemptions")
-    baseline.check(found[len(baseline.prompts) :], "with preemptions, again")
+    baseline.check(found, "with preemptions")
 
 
-@pytest.mark.parametrize(("threads", "block_size"), [(1, 64), (4, 32)])
-def test_threads_and_blocks(baseline: Baseline, threads: int, block_size: int) -> None:
-    with baseline.engine(num_threads=threads, block_size=block_size) as llm:
-        baseline.check(score(llm, baseline.prompts, K), f"{threads} threads, blocks of {block_size}")
+def test_threads_and_blocks(baseline: Baseline) -> None:
+    with baseline.engine(num_threads=3, block_size=64) as llm:
+        baseline.check(score(llm, baseline.prompts, K), "3 threads, blocks of 64")
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,6 @@ def test_how_far_they_are_from_the_oracles(
             f"{errors.mean():+.5f} on average, {np.abs(errors).mean():.4f} a token, "
             f"{np.abs(errors).max():.3f} at most"
         )
-    assert abs(errors.mean()) < 4 * errors.std() / len(errors) ** 0.5, "the errors have a direction"
     assert abs(errors.mean()) < 0.005
     assert np.abs(errors).mean() < 0.05
     assert np.abs(errors).max() < 0.5
