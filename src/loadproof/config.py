@@ -48,7 +48,7 @@ class EngineConfig:
     """Most sequences running at once; others wait."""
     max_num_batched_tokens: int = 2048
     """Token budget of a step, shared by prompts and decodes."""
-    max_num_prefill_tokens: int = 512
+    max_num_prefill_tokens: int = 1024
     """Most prompt tokens of a step while other requests decode: a long prompt doesn't hold them up."""
     scheduling_policy: str = "fcfs"
     """Who goes first: "fcfs", by arrival; "priority", by the least priority, then by arrival."""

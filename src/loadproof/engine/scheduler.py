@@ -24,7 +24,7 @@ class SchedulerOptions:
     policy: str = "fcfs"
     """"fcfs", or "priority": the least first, and by arrival among equals."""
     enable_prefix_caching: bool = True
-    max_num_prefill_tokens: int = 512
+    max_num_prefill_tokens: int = 1024
     """Most rows of prompts in a step while other requests decode."""
 
 
