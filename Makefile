@@ -57,7 +57,7 @@ sanitize: $(VENV)/.dev   ## the native part's unit tests under address and undef
 lint: $(VENV)/.dev   ## ruff, mypy --strict, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy src tests bench/sampling.py bench/scheduling.py bench/few_shot.py
+	$(BIN)/mypy src tests bench/sampling.py bench/scheduling.py bench/half_pool.py bench/few_shot.py
 	MYPYPATH=src:bench:bench/peers $(BIN)/mypy bench/side_by_side.py bench/scoring.py bench/peers/protocol.py bench/peers/llamacpp_driver.py bench/peers/loadproof_driver.py
 	$(BIN)/clang-format --dry-run --Werror native/*.cc native/*.h native/isa/*
 
