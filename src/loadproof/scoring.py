@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 Text = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 """Text, or token ids that are taken as they are."""
 
-_MOST_TOKENS = (
-    1 << 21
-)  # of one call of generate, whose outputs take about 64 bytes a token until they are read
+# Of one call of generate, whose outputs take about 64 bytes a token until they are read.
+_MOST_TOKENS = 1 << 21
 _MOST_TEXTS = 4096  # encoded at a time: lists of ids take ten times the memory of arrays
 # One best token besides, since ranks alone don't tell which of several equally likely tokens is taken. With a
 # seed of its own scoring leaves those of later requests alone.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from loadproof.commands.files import InputFile
 from loadproof.commands.options import (
     GroupedCommand,
     engine_options,
@@ -31,18 +32,11 @@ if TYPE_CHECKING:
 _DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
 
 
-class _PromptFile(click.File):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "-" and sys.stdin is None:
-            self.fail("standard input is closed", param, ctx)
-        return super().convert(value, param, ctx)
-
-
 @click.command("generate", cls=GroupedCommand)
 @click.argument("model")
 @click.argument("prompts", nargs=-1)
 @click.option(
-    "--file", "file", type=_PromptFile("r", encoding="utf-8"), help="Prompts, one a line; - is stdin."
+    "--file", "file", type=InputFile("r", encoding="utf-8"), help="Prompts, one a line; - is stdin."
 )
 @click.option(
     "--chat", is_flag=True, help="Apply the model's chat template; each prompt is a user's message."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadproof.engine.output import CompletionDelta, CompletionOutput, Logprob, PositionLogprobs
+from loadproof.engine.output import CompletionDelta, CompletionOutput, PositionLogprobs, position_logprobs
 from loadproof.engine.prompt_logprobs import PromptLogprobs
 from loadproof.engine.request import FinishReason, Request
 from loadproof.engine.sampling_params import MAX_TOKENS
@@ -121,15 +121,8 @@ class Completion:
         return sum(position[token_id].logprob for position, token_id in chosen)
 
     def _position(self, token_id: int, row: RowLogprobs) -> PositionLogprobs:
-        position = {token_id: self._logprob(token_id, row.token_logprob, row.token_rank)}
         best = zip(row.top_ids.tolist(), row.top_logprobs.tolist(), strict=True)
-        for rank, (top_id, logprob) in enumerate(best, 1):
-            if top_id != token_id:
-                position[top_id] = self._logprob(top_id, logprob, rank)
-        return position
-
-    def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
-        return Logprob(float(logprob), int(rank), self._text_of(token_id))
+        return position_logprobs(token_id, row.token_logprob, row.token_rank, best, self._text_of)
 
     def _text_of(self, token_id: int) -> str:
         return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")

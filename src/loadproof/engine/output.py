@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from loadproof.engine.request import FinishReason
@@ -19,6 +19,17 @@ class Logprob:
 
 PositionLogprobs = dict[int, Logprob]
 """By token id: the chosen token first, then the best ones in order."""
+
+
+def position_logprobs(
+    token_id: int, logprob: float, rank: int, best: Iterable[tuple[int, float]], text_of: Callable[[int], str]
+) -> PositionLogprobs:
+    """The entry of one position; ``best`` are ids and log-probabilities, most likely first."""
+    position = {token_id: Logprob(logprob, rank, text_of(token_id))}
+    for place, (best_id, value) in enumerate(best, 1):
+        if best_id != token_id:
+            position[best_id] = Logprob(value, place, text_of(best_id))
+    return position
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import overload
 
 from loadproof.devices.device import F32, I32
-from loadproof.engine.output import Logprob, PositionLogprobs
+from loadproof.engine.output import PositionLogprobs, position_logprobs
 from loadproof.engine.prompt_scores import PromptScores
 
 
@@ -56,13 +56,6 @@ class PromptLogprobs(Sequence["PositionLogprobs | None"]):
         if place == 0:
             return None
         scores, at = self._scores, place - 1
-        token_id = int(scores.targets[at])
-        entry = {token_id: self._logprob(token_id, float(scores.logprobs[at]), int(scores.ranks[at]))}
         best = zip(scores.top_ids[at].tolist(), scores.top_logprobs[at].tolist(), strict=True)
-        for rank, (top_id, logprob) in enumerate(best, 1):
-            if top_id != token_id:
-                entry[top_id] = self._logprob(top_id, logprob, rank)
-        return entry
-
-    def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
-        return Logprob(logprob, rank, self._decode(token_id))
+        logprob, rank = float(scores.logprobs[at]), int(scores.ranks[at])
+        return position_logprobs(int(scores.targets[at]), logprob, rank, best, self._decode)
