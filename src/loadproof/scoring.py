@@ -5,7 +5,7 @@ Everything of a call is computed together, so contexts and prefixes that are sha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,7 +31,7 @@ _MOST_TOKENS = 1 << 21
 _MOST_TEXTS = 4096  # encoded at a time: lists of ids take ten times the memory of arrays
 # One best token besides, since ranks alone don't tell which of several equally likely tokens is taken. With a
 # seed of its own scoring leaves those of later requests alone.
-_PARAMS = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, seed=0)
+SCORING_PARAMS = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, seed=0)
 
 
 class ScoreError(RequestError):
@@ -78,30 +78,44 @@ def score(
     use_tqdm: bool,
 ) -> list[list[ContinuationScore]]:
     """Scores of ``continuations[i]`` after ``contexts[i]``; see :meth:`loadproof.llm.LLM.score`."""
-    _check_lists(contexts, continuations)
-    joined = _Joiner(llm.tokenizer, llm.engine.device.vocab_size).join(contexts, continuations)
-    limit = llm.max_model_len - 1
-    fitted = []
-    for (place, _), scorable in joined:
-        with place.named():
-            fitted.append(_fitted(scorable, limit, truncate))
-    found = run(llm, fitted, use_tqdm)
-    scores: list[list[ContinuationScore]] = [[] for _ in contexts]
-    for ((place, num_bytes), whole), part, (logprobs, is_greedy) in zip(joined, fitted, found, strict=True):
-        token_ids = tuple(part.token_ids[-part.num_scored :].tolist())
-        each = tuple(logprobs.tolist())
-        num_dropped = len(whole.token_ids) - len(part.token_ids)
-        scores[place.context].append(
-            ContinuationScore(in_order(logprobs), is_greedy, token_ids, each, num_bytes, num_dropped)
-        )
-    return scores
+    call = ScoreCall(llm, contexts, continuations, truncate)
+    return call.scores(run(llm, call.scorables, use_tqdm))
+
+
+class ScoreCall:
+    """What a call scores: sequences of tokens made of contexts and continuations, and the way back.
+
+    Raises :class:`ScoreError`, naming the context, where one can't be scored.
+    """
+
+    def __init__(
+        self, llm: LLM, contexts: Sequence[Text], continuations: Sequence[Sequence[Text]], truncate: bool
+    ) -> None:
+        _check_lists(contexts, continuations)
+        self._num_contexts = len(contexts)
+        self._joined = _Joiner(llm.tokenizer, llm.engine.device.vocab_size).join(contexts, continuations)
+        self.scorables: list[Scorable] = []
+        for (place, _), scorable in self._joined:
+            with place.named():
+                self.scorables.append(_fitted(scorable, llm.max_model_len - 1, truncate))
+
+    def scores(self, found: Iterable[tuple[F32, bool]]) -> list[list[ContinuationScore]]:
+        """Each context's scores from what :func:`scored` says of each sequence, in order."""
+        scores: list[list[ContinuationScore]] = [[] for _ in range(self._num_contexts)]
+        parts = zip(self._joined, self.scorables, found, strict=True)
+        for ((place, num_bytes), whole), part, (logprobs, is_greedy) in parts:
+            token_ids = tuple(part.token_ids[-part.num_scored :].tolist())
+            each = tuple(logprobs.tolist())
+            num_dropped = len(whole.token_ids) - len(part.token_ids)
+            scores[place.context].append(
+                ContinuationScore(in_order(logprobs), is_greedy, token_ids, each, num_bytes, num_dropped)
+            )
+        return scores
 
 
 def run(llm: LLM, scorables: Sequence[Scorable], use_tqdm: bool) -> Iterator[tuple[F32, bool]]:
     """For each sequence the log-probabilities of its scored tokens, and whether all of them are greedy."""
-    mode = llm.config.logprobs_mode
-    if mode.endswith("logits"):
-        raise ScoreError(f"scores are made of log-probabilities, and logprobs_mode is {mode}")
+    check_mode(llm)
     start = 0
     while start < len(scorables):
         stop, num_tokens = start, 0
@@ -109,13 +123,21 @@ def run(llm: LLM, scorables: Sequence[Scorable], use_tqdm: bool) -> Iterator[tup
             num_tokens += len(scorables[stop].token_ids)
             stop += 1
         group = scorables[start:stop]
-        outputs = llm.generate([scorable.token_ids for scorable in group], _PARAMS, use_tqdm=use_tqdm)
+        outputs = llm.generate([scorable.token_ids for scorable in group], SCORING_PARAMS, use_tqdm=use_tqdm)
         for scorable, output in zip(group, outputs, strict=True):
-            yield _scored(output, scorable.num_scored)
+            yield scored(output, scorable.num_scored)
         start = stop
 
 
-def _scored(output: RequestOutput, num_scored: int) -> tuple[F32, bool]:
+def check_mode(llm: LLM) -> None:
+    """Refuse to score where log-probabilities are none."""
+    mode = llm.config.logprobs_mode
+    if mode.endswith("logits"):
+        raise ScoreError(f"scores are made of log-probabilities, and logprobs_mode is {mode}")
+
+
+def scored(output: RequestOutput, num_scored: int) -> tuple[F32, bool]:
+    """From a request with :data:`SCORING_PARAMS`: its last tokens' log-probabilities, and whether greedy."""
     found = output.prompt_logprobs
     assert isinstance(found, PromptLogprobs)
     # A token of rank 1 that isn't the best one shares its place with a lower id: its dict holds both.

@@ -21,6 +21,10 @@ class RequestError(ValueError):
     prompt_index: int | None = None
 
 
+class TooLongError(RequestError):
+    """A prompt that leaves no room for a token within the model's length."""
+
+
 class ClosedError(RequestError):
     """The engine was closed before the request, or while it was being served."""
 
@@ -40,7 +44,7 @@ class Door:
         if count == 0:
             raise RequestError("the prompt is empty: it has no tokens")
         if count >= self.max_model_len:
-            raise RequestError(
+            raise TooLongError(
                 f"the prompt has {count} tokens; at most {self.max_model_len - 1} fit, "
                 f"with one to generate, in max_model_len {self.max_model_len}"
             )
@@ -69,17 +73,20 @@ class Door:
         """How many best tokens a number of log-probabilities means."""
         return self.vocab_size if logprobs == -1 else logprobs
 
-    def prompt_scores(self, params: SamplingParams, token_ids: list[int]) -> PromptScores | None:
-        """Room for the prompt's log-probabilities, if they are wanted; refused beyond a sensible size."""
-        if params.prompt_logprobs is None:
-            return None
-        num_top = self.num_top(params.prompt_logprobs)
-        if len(token_ids) * num_top > MOST_PROMPT_LOGPROBS:
+    def check_prompt_logprobs(self, params: SamplingParams, num_tokens: int) -> None:
+        """Refuse log-probabilities of a prompt beyond a sensible size."""
+        num_top = self.num_top(params.prompt_logprobs or 0)
+        if num_tokens * num_top > MOST_PROMPT_LOGPROBS:
             raise RequestError(
-                f"prompt_logprobs {num_top} of a prompt of {len(token_ids)} tokens are more than "
+                f"prompt_logprobs {num_top} of a prompt of {num_tokens} tokens are more than "
                 f"{MOST_PROMPT_LOGPROBS} log-probabilities"
             )
-        return PromptScores(token_ids, num_top)
+
+    def prompt_scores(self, params: SamplingParams, token_ids: list[int]) -> PromptScores | None:
+        """Room for the prompt's log-probabilities, if they are wanted."""
+        if params.prompt_logprobs is None:
+            return None
+        return PromptScores(token_ids, self.num_top(params.prompt_logprobs))
 
     def eos_of(self, params: SamplingParams) -> frozenset[int]:
         """End-of-sequence tokens that count for a request."""

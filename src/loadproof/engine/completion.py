@@ -80,6 +80,7 @@ class Completion:
             request.finish_reason,
             request.stop_reason,
             request.seed,
+            self.prompt_logprobs() if first_new == 0 and num_tokens else None,
         )
 
     def prompt_logprobs(self) -> PromptLogprobs | None:

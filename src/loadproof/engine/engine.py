@@ -16,6 +16,7 @@ from loadproof.engine.request import Request
 from loadproof.engine.sampling_params import SamplingParams
 from loadproof.engine.scheduler import SchedulerOptions
 from loadproof.engine.seeds import SeedSource, seed_of
+from loadproof.engine.sequence_progress import SequenceProgress, progress_of
 
 if TYPE_CHECKING:
     from loadproof.devices.device import Device
@@ -32,6 +33,7 @@ class _Group:
     prompt: str | None
     prompt_token_ids: list[int]
     completions: list[Completion]
+    on_start: Callable[[], None] | None
     on_delta: Callable[[CompletionDelta], None] | None
     on_output: Callable[[RequestOutput], None] | None
 
@@ -114,6 +116,24 @@ class Engine:
         """Keep other threads out of the engine for several calls."""
         return self._lock.held()
 
+    def check_request(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[int]:
+        """The prompt as a list, if a request can be served; raises :class:`RequestError` as adding it would.
+
+        Needs no lock: it depends on the model and its settings alone.
+        """
+        ids = self._door.check_prompt(prompt_token_ids)
+        self._door.check_params(params)
+        self._door.check_prompt_logprobs(params, len(ids))
+        check_placing(priority, cache_salt, self.scheduling.policy)
+        return ids
+
     def add_request(
         self,
         prompt_token_ids: Sequence[int],
@@ -123,18 +143,18 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        on_start: Callable[[], None] | None = None,
         on_delta: Callable[[CompletionDelta], None] | None = None,
         on_output: Callable[[RequestOutput], None] | None = None,
     ) -> str:
         """Queue a request and return its id; nothing is queued where it raises :class:`RequestError`.
 
         The lowest ``priority`` goes first where the policy is priority; no other one knows any but 0. Only
-        requests of one ``cache_salt`` share cached prefixes. Within later steps ``on_delta`` gets each new
-        token of each completion, and ``on_output`` the whole when all have finished or were aborted.
+        requests of one ``cache_salt`` share cached prefixes. Within later steps ``on_start`` is called when
+        the first of its completions has left the queue, ``on_delta`` gets each new token of each completion,
+        and ``on_output`` the whole when all have finished or were aborted.
         """
-        ids = self._door.check_prompt(prompt_token_ids)
-        self._door.check_params(params)
-        check_placing(priority, cache_salt, self.scheduling.policy)
+        ids = self.check_request(prompt_token_ids, params, priority=priority, cache_salt=cache_salt)
         with self._lock.held():
             if self._closed:
                 raise ClosedError("the engine is closed")
@@ -143,7 +163,7 @@ class Engine:
                 raise RequestError(f"request id {name!r} is in use")
             requests = self._requests(name, ids, params, priority, cache_salt)
             completions = [Completion(request, self.tokenizer) for request in requests]
-            self._groups[name] = _Group(name, prompt, ids, completions, on_delta, on_output)
+            self._groups[name] = _Group(name, prompt, ids, completions, on_start, on_delta, on_output)
             for request in requests:
                 self._pipeline.scheduler.add(request)
             self._counters["num_requests"] += 1
@@ -199,6 +219,8 @@ class Engine:
             return
         try:
             report = self._pipeline.advance()
+            for request in self._pipeline.scheduler.newly_started:
+                self._tell_start(request)
             if report is not None:
                 self._counters["generation_tokens"] += len(report.new_tokens)
                 for token in report.new_tokens:
@@ -250,6 +272,16 @@ class Engine:
                 "prefix_cache_evictions": scheduler.pool.num_evictions,
             }
 
+    def progress(self) -> list[SequenceProgress]:
+        """How far each unfinished sequence has come, in the order of arrival."""
+        with self._lock.held():
+            return [
+                progress_of(completion.request)
+                for group in self._groups.values()
+                for completion in group.completions
+                if not completion.request.finished
+            ]
+
     def close(self) -> None:
         """Abort every request and close the device; safe to call again.
 
@@ -279,6 +311,18 @@ class Engine:
         ]
         requests[0].prompt_scores = self._door.prompt_scores(params, ids)
         return requests
+
+    def _tell_start(self, request: Request) -> None:
+        """Tell a group's listener of the first of its completions that runs."""
+        group = self._groups.get(request.request_id)
+        if group is None or group.on_start is None:
+            return
+        on_start, group.on_start = group.on_start, None
+        try:
+            on_start()
+        except BaseException:
+            self._abort(request.request_id)
+            raise
 
     def _show(self, token: NewToken) -> None:
         """Hand a request's new token to its completion and its listener."""

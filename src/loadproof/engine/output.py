@@ -44,6 +44,8 @@ class CompletionDelta:
     finish_reason: FinishReason | None
     stop_reason: int | str | None
     seed: int
+    prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
+    """With the first token of completion 0, where they were wanted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ class Scheduler:
         self.options = options or SchedulerOptions()
         self.counters = SchedulerCounters()
         self.pool = BlockPool(limits.num_blocks)
+        self.newly_started: list[Request] = []  # by the latest plan, those that had never run
         self._num_arrivals = 0
         self._cache_generation = 0
         self.restart(())
@@ -101,6 +102,7 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """Plan a step and count it as computed; where there is nothing to compute, it has no chunks."""
         plan = self._new_plan()
+        self.newly_started = []
         index = 0
         while plan.num_tokens_left > 0:
             running = self.running[index] if index < len(self.running) else None
@@ -293,6 +295,7 @@ class Scheduler:
     def _count_start(self, request: Request) -> None:
         num_hits = request.num_computed_tokens
         if request.num_cached_tokens is None:
+            self.newly_started.append(request)
             request.num_cached_tokens = num_hits
             self.counters.prompt_tokens += request.num_prompt_tokens
         if request.num_admissions and num_hits:

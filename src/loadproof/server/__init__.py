@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server: schemas, routes, streaming, metrics, the page at ``/``."""

@@ -1,0 +1,75 @@
+"""What completions and chats have in common: from a request's fields to streams, and usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from loadproof.engine.admission import ClosedError, TooLongError
+from loadproof.engine.output import CompletionOutput, RequestOutput
+from loadproof.server.async_engine import Ask
+from loadproof.server.errors import ApiError, bad_request, unavailable, unsupported
+from loadproof.server.state import ServerState
+from loadproof.server.stream import Stream
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Answer 400 to what the model or its tokenizer can't take."""
+    try:
+        yield
+    except ClosedError as error:
+        raise unavailable("The server is shutting down.") from error
+    except ValueError as error:
+        code = "context_length_exceeded" if isinstance(error, TooLongError) else None
+        raise bad_request(str(error), code=code) from error
+
+
+def submit(state: ServerState, asks: Sequence[Ask], timeout: float | None) -> list[Stream]:
+    """Queue the requests of one call; its deadline is the shorter of its own and the server's."""
+    limits = [seconds for seconds in (timeout, state.config.request_timeout) if seconds is not None]
+    with refusing():
+        return state.engine.submit(asks, min(limits, default=None))
+
+
+async def results(state: ServerState, streams: Sequence[Stream]) -> list[RequestOutput]:
+    """All outputs, in order; after an error, or a cancellation, nothing of the call goes on."""
+    try:
+        return [await stream.result() for stream in streams]
+    finally:
+        state.engine.abort(streams)
+
+
+def check_text_format(response_format: dict[str, Any] | None) -> None:
+    """400 for answers in other forms than text."""
+    if response_format is not None and response_format.get("type") != "text":
+        raise unsupported("response_format", "response_format is supported with {'type': 'text'} only")
+
+
+def usage(num_prompt: int, num_output: int, num_cached: int) -> dict[str, Any]:
+    """The ``usage`` of an answer."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
+def usage_of(outputs: Sequence[RequestOutput], num_output: int | None = None) -> dict[str, Any]:
+    """The usage of a call: each prompt counts once, however many completions it has."""
+    if num_output is None:
+        num_output = sum(len(one.token_ids) for output in outputs for one in output.outputs)
+    return usage(
+        sum(len(output.prompt_token_ids) for output in outputs),
+        num_output,
+        sum(output.num_cached_tokens for output in outputs),
+    )
+
+
+def finish_reason(completion: CompletionOutput) -> str:
+    """How a completion ended, by itself."""
+    if completion.finish_reason is None or completion.finish_reason == "abort":
+        raise ApiError(500, "The request was aborted.", kind="server_error", code="aborted")
+    return completion.finish_reason

@@ -1,0 +1,145 @@
+"""The application: routes, doors and error answers around one model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from loadproof import __version__
+from loadproof.server.async_engine import AsyncEngine
+from loadproof.server.errors import ApiError, engine_failed
+from loadproof.server.metrics import Metrics
+from loadproof.server.routes import chat, completions, metrics, models, page, scoring, tokens
+from loadproof.server.security import ApiKeyMiddleware, BodyLimitMiddleware, LocalHostMiddleware, is_loopback
+from loadproof.server.settings import ServerConfig
+from loadproof.server.state import ServerState
+from loadproof.server.streaming import ClientGoneError
+
+if TYPE_CHECKING:
+    from loadproof.llm import LLM
+
+_log = logging.getLogger("loadproof.server")
+_SUMMARY = "LLM serving whose answer never depends on the load."
+# Steps into a body that say nothing to those who wrote it.
+_INNER_NAMES = frozenset({"body", "str", "list", "int", "float", "function-after"})
+
+
+def create_app(llm: LLM, config: ServerConfig) -> FastAPI:
+    """The application that serves ``llm``; its lifespan owns the engine's thread, and closes ``llm``."""
+    measured = Metrics(config.metrics_prefix, llm.model_name)
+    engine = AsyncEngine(
+        llm.engine,
+        max_queue=config.max_queue,
+        max_stream_backlog=config.max_stream_backlog,
+        observer=measured,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            await engine.stop()
+
+    app = FastAPI(
+        title="loadproof",
+        summary=_SUMMARY,
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.server = ServerState(llm, engine, config, measured)
+    for each in (completions, chat, scoring, tokens, models, metrics, page):
+        app.include_router(each.router)
+    _add_middlewares(app, config)
+    _add_error_answers(app)
+    documented = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        return _without_422(documented())
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
+
+
+def _add_middlewares(app: FastAPI, config: ServerConfig) -> None:
+    """The one added last comes first."""
+    app.add_middleware(BodyLimitMiddleware, limit=config.max_body_size)
+    if config.api_keys:
+        app.add_middleware(ApiKeyMiddleware, keys=config.api_keys)
+    if is_loopback(config.host):
+        app.add_middleware(LocalHostMiddleware, host=config.host)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(config.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+        )
+
+
+def _add_error_answers(app: FastAPI) -> None:
+    async def of_api(_: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return JSONResponse(error.content(), error.status, error.headers)
+
+    async def of_validation(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        refusal = _validation_error(error)
+        return JSONResponse(refusal.content(), refusal.status)
+
+    async def of_http(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        refusal = ApiError(error.status_code, str(error.detail), code=_code(error.status_code))
+        return JSONResponse(refusal.content(), error.status_code, error.headers)
+
+    async def of_gone(_: Request, error: Exception) -> Response:
+        return Response(status_code=499)
+
+    async def of_anything(_: Request, error: Exception) -> Response:
+        return JSONResponse(engine_failed().content(), 500)
+
+    app.add_exception_handler(ApiError, of_api)
+    app.add_exception_handler(RequestValidationError, of_validation)
+    app.add_exception_handler(HTTPException, of_http)
+    app.add_exception_handler(ClientGoneError, of_gone)
+    app.add_exception_handler(Exception, of_anything)
+
+
+def _code(status: int) -> str | None:
+    return {404: "not_found", 405: "method_not_allowed"}.get(status)
+
+
+def _validation_error(error: RequestValidationError) -> ApiError:
+    """400 about the first field at fault, or 400 about a body that is no JSON."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"The body is not JSON: {first['ctx']['error']}.", code="invalid_json")
+    path = [str(step) for step in first["loc"]]
+    param = ".".join(step for step in path if _names_a_field(step))
+    message = f"{param}: {first['msg']}" if param else f"The body: {first['msg']}"
+    return ApiError(400, message[:1000], param=param[:200] or None, code="invalid_value")
+
+
+def _names_a_field(step: str) -> bool:
+    return step not in _INNER_NAMES and "[" not in step
+
+
+def _without_422(document: dict[str, Any]) -> dict[str, Any]:
+    """What is wrong with a body is answered with 400 here."""
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        document.get("components", {}).get("schemas", {}).pop(name, None)
+    return document

@@ -1,0 +1,35 @@
+"""From a chat's messages to the prompt's tokens, for those routes that take chats."""
+
+from __future__ import annotations
+
+from loadproof.engine.prompts import TokenizedPrompt
+from loadproof.server.answers import refusing
+from loadproof.server.errors import bad_request
+from loadproof.server.schemas.chat import ChatRequest
+from loadproof.server.schemas.tokens import TokenizeRequest
+from loadproof.server.state import ServerState
+
+
+def chat_prompt(state: ServerState, body: ChatRequest | TokenizeRequest) -> TokenizedPrompt:
+    """The prompt by the model's template; 400 for a chat that it refuses. Slow enough for a thread."""
+    variables = body.chat_template_kwargs or {}
+    unknown = sorted(variables.keys() - set(state.config.template_arguments))
+    if unknown:
+        allowed = ", ".join(state.config.template_arguments)
+        raise bad_request(
+            f"chat_template_kwargs may set {allowed}, and not {', '.join(unknown)}"[:500],
+            "chat_template_kwargs",
+        )
+    goes_on = bool(body.continue_final_message)
+    begins = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
+    salt = body.cache_salt if isinstance(body, ChatRequest) else None
+    tokenizer = state.llm.tokenizer
+    with refusing():
+        text = tokenizer.apply_chat_template(
+            [message.for_template() for message in body.messages or ()],
+            add_generation_prompt=begins,
+            continue_final_message=goes_on,
+            **variables,
+        )
+        ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    return TokenizedPrompt(ids, text, salt)

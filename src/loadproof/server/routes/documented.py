@@ -1,0 +1,41 @@
+"""What the OpenAPI document says about answers that are no success."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadproof.server.errors import ErrorResponse
+
+_MEANINGS = {
+    400: "The request can't be served as it is.",
+    401: "An API key is missing or wrong.",
+    403: "The name that the server was called by isn't this machine's.",
+    404: "There is no such model.",
+    408: "The request's deadline has passed.",
+    413: "The body is too large.",
+    429: "Too many requests wait already.",
+    500: "The engine has failed.",
+    503: "The server is shutting down, or its engine does not answer.",
+}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Entries of ``responses`` for statuses, and those that every route may answer."""
+    return {
+        status: {"model": ErrorResponse, "description": _MEANINGS[status]}
+        for status in sorted({401, 403, *statuses})
+    }
+
+
+def streamed(model: type) -> dict[int | str, dict[str, Any]]:
+    """The entry of an answer that is ``model``, or a stream of events."""
+    return {
+        200: {
+            "model": model,
+            "description": "The answer, or with `stream` its pieces as server-sent events.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    }
+
+
+GENERATION_ERRORS = (400, 404, 408, 413, 429, 500, 503)

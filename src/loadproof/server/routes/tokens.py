@@ -1,0 +1,76 @@
+"""``POST /tokenize`` and ``POST /detokenize``."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from loadproof.server.answers import refusing
+from loadproof.server.chat_prompt import chat_prompt
+from loadproof.server.errors import bad_request
+from loadproof.server.routes.documented import errors
+from loadproof.server.schemas.tokens import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+from loadproof.server.state import ServerState, state_of
+
+router = APIRouter()
+_STATUSES = (400, 404, 413)
+
+
+@router.post(
+    "/tokenize",
+    response_model=None,
+    responses={200: {"model": TokenizeAnswer}, **errors(*_STATUSES)},
+    summary="Encode a text or a chat",
+)
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    """The token ids that a completion of the text, or an answer to the chat, would begin with."""
+    state = state_of(request)
+    state.check_model(body.model)
+    headers = state.check_fields(body)
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("give either prompt or messages", "prompt")
+    ids = await asyncio.to_thread(_encode, state, body)
+    tokenizer = state.llm.tokenizer
+    answer: dict[str, object] = {
+        "tokens": ids,
+        "count": len(ids),
+        "max_model_len": state.llm.max_model_len,
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = [tokenizer.id_to_token(token_id) or "" for token_id in ids]
+    return JSONResponse(answer, headers=headers)
+
+
+def _encode(state: ServerState, body: TokenizeRequest) -> list[int]:
+    if body.prompt is None:
+        return list(chat_prompt(state, body).token_ids)
+    with refusing():
+        return state.llm.tokenizer.encode(
+            body.prompt, add_special_tokens=body.add_special_tokens is not False
+        )
+
+
+@router.post(
+    "/detokenize",
+    response_model=None,
+    responses={200: {"model": DetokenizeAnswer}, **errors(*_STATUSES)},
+    summary="Decode token ids",
+)
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    state = state_of(request)
+    state.check_model(body.model)
+    headers = state.check_fields(body)
+    vocab_size = state.llm.engine.device.vocab_size
+    wrong = next((token_id for token_id in body.tokens if token_id >= vocab_size), None)
+    if wrong is not None:
+        raise bad_request(f"token id {wrong} is outside the vocabulary of {vocab_size}", "tokens")
+    text = await asyncio.to_thread(state.llm.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return JSONResponse({"prompt": text}, headers=headers)

@@ -1,0 +1,61 @@
+"""What all requests have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1
+
+
+class RequestModel(BaseModel):
+    """A body whose values must have just the types that it says; fields it doesn't know are kept apart."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+    def unknown_fields(self) -> list[str]:
+        """Names of fields that were given and mean nothing here."""
+        return sorted(self.model_extra or ())
+
+
+class AnswerModel(BaseModel):
+    """A body of an answer."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+
+class StreamOptions(RequestModel):
+    """What a stream says besides its pieces."""
+
+    include_usage: bool = Field(False, description="End with a chunk that holds the usage and no choices.")
+    continuous_usage_stats: bool = Field(False, description="Put the usage so far in every chunk.")
+
+
+class PromptTokensDetails(AnswerModel):
+    """Where a prompt's tokens came from."""
+
+    cached_tokens: int = Field(description="Prompt tokens found in the cache of prefixes.")
+
+
+class Usage(AnswerModel):
+    """Tokens that a request took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class TokenLogprob(AnswerModel):
+    """One token of a position of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobEntries = list[dict[str, TokenLogprob] | None]
+"""One entry a prompt token: null for the first, then an object by token id."""
+
+Extra = dict[str, Any]

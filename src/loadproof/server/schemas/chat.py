@@ -1,0 +1,127 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from loadproof.engine.sampling_params import MAX_TOKENS
+from loadproof.server.schemas.base import AnswerModel, PromptLogprobEntries, RequestModel, Usage
+from loadproof.server.schemas.sampling import SamplingFields
+
+MAX_MESSAGES = 4096
+
+
+class TextPart(RequestModel):
+    """A part of a message; only text is supported."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(RequestModel):
+    """A call that an assistant made earlier."""
+
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class ToolCall(RequestModel):
+    """A call that an assistant made earlier."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(RequestModel):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_MESSAGES)] | None = None
+    tool_call_id: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates take it."""
+        message = self.model_dump(include=set(type(self).model_fields), exclude_none=True)
+        if self.role == "developer":  # OpenAI's newer name, which templates don't know
+            message["role"] = "system"
+        return message
+
+
+class ChatRequest(SamplingFields):
+    """A chat to be answered."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="To the model's limit if absent.")
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="As `max_tokens`.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=-1, le=MAX_TOKENS, description="Needs `logprobs`.")
+    add_generation_prompt: bool | None = Field(None, description="Begin an answer; true if absent.")
+    continue_final_message: bool | None = Field(None, description="Go on with the last message.")
+    add_special_tokens: bool | None = Field(
+        None, description="Begin with BOS beside what the template writes."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the template.")
+    echo: bool | None = Field(None, description="Begin the answer with the message that it continues.")
+    response_format: dict[str, Any] | None = Field(None, description="Only `{'type': 'text'}`.")
+    tools: list[dict[str, Any]] | None = Field(None, description="Not supported.")
+    tool_choice: str | dict[str, Any] | None = Field(None, description="Only `none` and `auto`.")
+    functions: list[dict[str, Any]] | None = Field(None, description="Not supported.")
+
+
+class TopLogprob(AnswerModel):
+    """One of the likeliest tokens at a place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(TopLogprob):
+    """The token that was chosen, and the likeliest ones there."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(AnswerModel):
+    """One entry a token of the answer."""
+
+    content: list[ChatTokenLogprob] | None
+
+
+class AnswerMessage(AnswerModel):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(AnswerModel):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None = None
+    seed: int = Field(description="A request with it and `n=1` gives this answer again.")
+    token_ids: list[int] | None = None
+
+
+class ChatAnswer(AnswerModel):
+    """All answers."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+    prompt_logprobs: PromptLogprobEntries | None = None
+    prompt_token_ids: list[int] | None = None

@@ -1,0 +1,49 @@
+"""``/v1/score``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from loadproof.engine.sampling_params import MAX_TOKENS
+from loadproof.server.schemas.base import AnswerModel, RequestModel, Usage
+
+ScoredText = str | Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], Field()]
+
+
+class ScoreRequest(RequestModel):
+    """A context and continuations to be scored after it; each is text or token ids."""
+
+    model: str | None = Field(None, description="The served model's name.")
+    context: ScoredText = Field(description="Where empty, the model's BOS token stands for it.")
+    continuations: Annotated[list[ScoredText], Field(min_length=1, max_length=4096)]
+    truncate_context: bool = Field(False, description="Cut a context that is too long from the left.")
+    priority: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    timeout: float | None = Field(None, gt=0, le=1e6, description="Seconds until the request is given up.")
+
+
+class Score(AnswerModel):
+    """How likely one continuation is after the context."""
+
+    index: int
+    logprob: float = Field(description="Sum of `token_logprobs`.")
+    is_greedy: bool = Field(description="Whether temperature 0 would have generated it.")
+    num_tokens: int
+    num_bytes: int
+    num_dropped: int = Field(description="Tokens of the context that were cut off.")
+    token_ids: list[int]
+    token_logprobs: list[float]
+
+
+class ScoreAnswer(AnswerModel):
+    """The scores, in the order of the continuations."""
+
+    id: str
+    object: Literal["score"]
+    created: int
+    model: str
+    scores: list[Score]
+    usage: Usage
+    system_fingerprint: str

@@ -1,0 +1,46 @@
+"""``/tokenize`` and ``/detokenize``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from loadproof.engine.sampling_params import MAX_TOKENS
+from loadproof.server.schemas.base import AnswerModel, RequestModel
+from loadproof.server.schemas.chat import MAX_MESSAGES, ChatMessage
+
+
+class TokenizeRequest(RequestModel):
+    """A text, or a chat, to be encoded."""
+
+    model: str | None = Field(None, description="The served model's name.")
+    prompt: str | None = Field(None, description="A text; or else `messages`.")
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: bool | None = Field(None, description="True for a text, false for a chat if absent.")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeAnswer(AnswerModel):
+    """The token ids."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(RequestModel):
+    """Token ids to be decoded."""
+
+    model: str | None = Field(None, description="The served model's name.")
+    tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]]
+
+
+class DetokenizeAnswer(AnswerModel):
+    """Their text, special tokens included."""
+
+    prompt: str
