@@ -36,7 +36,7 @@ async def create_score(body: ScoreRequest, request: Request) -> Response:
     call = await asyncio.to_thread(_prepare, state, body)
     asks = [
         Ask(
-            prompt=TokenizedPrompt(scorable.token_ids, None, body.cache_salt),
+            prompt=TokenizedPrompt(scorable.token_ids.tolist(), None, body.cache_salt),
             params=SCORING_PARAMS,
             priority=body.priority or 0,
         )
