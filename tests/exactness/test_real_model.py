@@ -40,7 +40,8 @@ SAMPLING: tuple[dict[str, Any], ...] = (
 class Share:
     """What of the prompts a level answers: all 64, except at the portable level, which takes a few.
 
-    ``LOADPROOF_EXACTNESS=full`` (``make exactness``) gives every level all of them, and more tokens.
+    ``LOADPROOF_EXACTNESS=full`` (``make exactness``) gives every level all of them, more tokens, and every
+    variation by itself.
     """
 
     every: int = 1
@@ -48,7 +49,8 @@ class Share:
     max_tokens: int = 16
 
 
-if os.environ.get("LOADPROOF_EXACTNESS") == "full":
+FULL = os.environ.get("LOADPROOF_EXACTNESS") == "full"
+if FULL:
     SHARES, OTHER = {LEVELS[0]: Share(max_tokens=32), "portable": Share(max_tokens=4)}, Share()
 else:
     SHARES, OTHER = {LEVELS[0]: Share(), "portable": Share(12, 60, 2)}, Share(max_tokens=4)
@@ -86,18 +88,6 @@ def baseline(request: pytest.FixtureRequest, smollm2: Path) -> Baseline:
         return Baseline(isa, prompts, params, record_alone(llm, prompts, params))
 
 
-def check(baseline: Baseline, llm: LLM, order: list[int], variant: str) -> None:
-    """Answer the prompts in one call, in ``order``."""
-    found = record(llm, [baseline.prompts[i] for i in order], [baseline.params[i] for i in order])
-    answers = [found[order.index(i)] for i in range(len(order))]
-    problem = first_parting(answers, baseline.answers)
-    assert problem is None, f"{baseline.isa}, {variant}: {problem}"
-
-
-def in_order(baseline: Baseline) -> list[int]:
-    return list(range(len(baseline.prompts)))
-
-
 def test_the_answers_are_worth_comparing(baseline: Baseline) -> None:
     answers = {tuple(answer.tokens) for answer in baseline.answers}
     assert len(answers) >= 0.9 * len(baseline.answers)
@@ -107,29 +97,50 @@ def test_the_answers_are_worth_comparing(baseline: Baseline) -> None:
         assert len(baseline.prompts) == 64
 
 
-def test_a_batch_in_any_order(baseline: Baseline) -> None:
-    with engine(baseline.isa) as llm:
-        check(baseline, llm, in_order(baseline), "one batch")
-        shuffled = np.random.default_rng(3).permutation(len(baseline.prompts)).tolist()
-        check(baseline, llm, shuffled, "shuffled")
+@dataclass(frozen=True)
+class Variation:
+    """An engine's settings, and whether it gets the prompts in another order."""
+
+    settings: dict[str, Any]
+    shuffled: bool = False
 
 
-@pytest.mark.parametrize("budget", [16, 64])
-def test_token_budgets(baseline: Baseline, budget: int) -> None:
-    with engine(baseline.isa, max_num_batched_tokens=budget) as llm:
-        check(baseline, llm, in_order(baseline), f"a budget of {budget} tokens")
+EACH = {
+    "one batch": Variation({}),
+    "shuffled": Variation({}, shuffled=True),
+    "a budget of 16": Variation({"max_num_batched_tokens": 16}),
+    "a budget of 64": Variation({"max_num_batched_tokens": 64}),
+    "1 thread": Variation({"num_threads": 1}),
+    "4 threads": Variation({"num_threads": 4}),
+    "blocks of 16": Variation({"block_size": 16, "max_num_seqs": 5}),
+    "blocks of 64": Variation({"block_size": 64, "max_num_seqs": 21}),
+}
+# The same, several at a time: what the lower levels do by default.
+TOGETHER = {
+    "a budget of 16, 1 thread, blocks of 64": Variation(
+        {"max_num_batched_tokens": 16, "num_threads": 1, "block_size": 64}
+    ),
+    "shuffled, a budget of 64, 4 threads, blocks of 16": Variation(
+        {"max_num_batched_tokens": 64, "num_threads": 4, "block_size": 16, "max_num_seqs": 21}, shuffled=True
+    ),
+}
+CASES = [
+    pytest.param(isa, variation, id=f"{isa}-{name}")
+    for isa in LEVELS
+    for name, variation in (EACH if FULL or isa == LEVELS[0] else TOGETHER).items()
+]
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-def test_threads(baseline: Baseline, threads: int) -> None:
-    with engine(baseline.isa, num_threads=threads) as llm:
-        check(baseline, llm, in_order(baseline), f"{threads} threads")
-
-
-@pytest.mark.parametrize("block_size", [16, 64])
-def test_block_sizes_and_fewer_sequences(baseline: Baseline, block_size: int) -> None:
-    with engine(baseline.isa, block_size=block_size, max_num_seqs=block_size // 3) as llm:
-        check(baseline, llm, in_order(baseline), f"blocks of {block_size}")
+@pytest.mark.parametrize(("baseline", "variation"), CASES, indirect=["baseline"])
+def test_each_answer_is_the_one_alone(baseline: Baseline, variation: Variation) -> None:
+    order = list(range(len(baseline.prompts)))
+    if variation.shuffled:
+        order = np.random.default_rng(3).permutation(len(order)).tolist()
+    with engine(baseline.isa, **variation.settings) as llm:
+        found = record(llm, [baseline.prompts[i] for i in order], [baseline.params[i] for i in order])
+    answers = [found[order.index(i)] for i in range(len(order))]
+    problem = first_parting(answers, baseline.answers)
+    assert problem is None, f"{baseline.isa}, {variation}: {problem}"
 
 
 def test_a_leak_of_one_bit_is_found(baseline: Baseline) -> None:
