@@ -1,0 +1,141 @@
+"""A server in a thread of this process, for tests: on a free port of the loopback, over a tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import uvicorn
+from fastapi import FastAPI
+from tests.tiny_models import write_model
+
+from loadproof import LLM
+from loadproof.server.app import create_app
+from loadproof.server.settings import ServerConfig
+
+MODEL_NAME = "tiny"
+PATIENCE = 60.0  # seconds until what has not come is not coming: a busy machine is no failure
+# What tests of the server want of a model: short, and as few threads as the machine has for them.
+ENGINE = {"served_model_name": MODEL_NAME, "max_model_len": 256, "num_threads": 1, "check_integrity": True}
+CHAT_TEMPLATE = (
+    "{% if thinking %}(think){% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}[{{ call.function.name }}]{% endfor %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+_SERVER_SETTINGS = frozenset(one.name for one in fields(ServerConfig))
+
+
+def write_chat_model(directory: Path) -> Path:
+    """The tiny llama with a chat template that shows what it was given."""
+    write_model(directory, "llama")
+    path = directory / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"chat_template": CHAT_TEMPLATE}
+    path.write_text(json.dumps(settings))
+    return directory
+
+
+@dataclass
+class Running:
+    """A server that listens at ``url``; ``llm`` is the model that it serves, whose engine is its own."""
+
+    url: str
+    llm: LLM
+    app: FastAPI
+    _server: uvicorn.Server
+    _clients: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+    def openai(self, **options: Any) -> openai.OpenAI:
+        """OpenAI's client; closed with the server."""
+        settings = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE, **options}
+        client = openai.OpenAI(base_url=f"{self.url}/v1", **settings)
+        self._clients.append(client.close)
+        return client
+
+    def http(self, **options: Any) -> httpx.Client:
+        """A plain client; closed with the server."""
+        client = httpx.Client(base_url=self.url, **{"timeout": PATIENCE, **options})
+        self._clients.append(client.close)
+        return client
+
+    def wait_until_idle(self) -> dict[str, int]:
+        """The engine's counters once nothing runs or waits."""
+        return self.wait_for(lambda stats: not stats["num_running"] and not stats["num_waiting"])
+
+    def wait_for(self, condition: Callable[[dict[str, int]], bool]) -> dict[str, int]:
+        """The engine's counters once they are so; fails where that doesn't come about."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            stats = self.llm.stats()
+            if condition(stats):
+                return stats
+            time.sleep(0.002)
+        raise AssertionError(f"it never came about; {self.llm.stats()}")
+
+    def check_no_leak(self) -> None:
+        """Wait for the end of all requests; then every block is free."""
+        stats = self.wait_until_idle()
+        assert stats["num_free_blocks"] == stats["num_blocks"], stats
+        assert self.app.state.server.engine.num_sequences == 0
+
+    def close(self) -> None:
+        """Close all clients, and have the server end."""
+        for close in self._clients:
+            close()
+        self._server.should_exit = True
+
+
+MakeServer = Callable[..., Running]
+"""The fixture ``make_server``."""
+
+
+@contextmanager
+def running(model: str | Path, **settings: Any) -> Iterator[Running]:
+    """Serve ``model`` with these settings, the engine's or the server's, each by its name."""
+    ours = {name: settings.pop(name) for name in list(settings) if name in _SERVER_SETTINGS}
+    llm = LLM(str(model), **settings)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        config = ServerConfig(host=host, port=port, **ours)
+        app = create_app(llm, config)
+        options = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            ws="none",
+            timeout_graceful_shutdown=5,
+            h11_max_incomplete_event_size=config.max_header_size,
+        )
+        server = uvicorn.Server(options)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), name="server")
+        thread.start()
+        served = Running(f"http://{host}:{port}", llm, app, server)
+        try:
+            _wait_for_start(server, thread)
+            yield served
+        finally:
+            served.close()
+            thread.join()
+            llm.close()
+
+
+def _wait_for_start(server: uvicorn.Server, thread: threading.Thread) -> None:
+    while not server.started:
+        assert thread.is_alive(), "the server ended before it had started"
+        time.sleep(0.005)
