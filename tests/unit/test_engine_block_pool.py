@@ -248,6 +248,7 @@ class PoolMachine(RuleBasedStateMachine):
         pool.check_integrity()
         assert {block: pool.num_holders(block) for block in model.holders} == model.holders
         assert pool.num_free_blocks == len(model.blank) + len(model.cached)
+        assert pool.num_blank_blocks == len(model.blank)
         assert pool.num_cached_blocks == len(model.names)
         assert pool.num_evictions == model.num_evictions
         for block in model.holders:

@@ -53,6 +53,11 @@ class BlockPool:
         return len(self._blank) + len(self._cached)
 
     @property
+    def num_blank_blocks(self) -> int:
+        """Free blocks whose contents nobody can have again."""
+        return len(self._blank)
+
+    @property
     def num_cached_blocks(self) -> int:
         """Blocks whose contents can be had again, held or not."""
         return len(self._published)

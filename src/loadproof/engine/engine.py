@@ -268,6 +268,7 @@ class Engine:
                 "num_waiting": len(scheduler.waiting),
                 "num_blocks": scheduler.pool.num_blocks,
                 "num_free_blocks": scheduler.pool.num_free_blocks,
+                "num_blank_blocks": scheduler.pool.num_blank_blocks,
                 "num_cached_blocks": scheduler.pool.num_cached_blocks,
                 "prefix_cache_evictions": scheduler.pool.num_evictions,
             }
