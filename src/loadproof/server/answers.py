@@ -10,6 +10,7 @@ from loadproof.engine.admission import ClosedError, TooLongError
 from loadproof.engine.output import CompletionOutput, RequestOutput
 from loadproof.server.async_engine import Ask
 from loadproof.server.errors import ApiError, bad_request, unavailable, unsupported
+from loadproof.server.request_record import record_generation
 from loadproof.server.state import ServerState
 from loadproof.server.stream import Stream
 
@@ -30,7 +31,9 @@ def submit(state: ServerState, asks: Sequence[Ask], timeout: float | None) -> li
     """Queue the requests of one call; its deadline is the shorter of its own and the server's."""
     limits = [seconds for seconds in (timeout, state.config.request_timeout) if seconds is not None]
     with refusing():
-        return state.engine.submit(asks, min(limits, default=None))
+        streams = state.engine.submit(asks, min(limits, default=None))
+        record_generation(asks, streams)
+        return streams
 
 
 async def results(state: ServerState, streams: Sequence[Stream]) -> list[RequestOutput]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,9 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from loadproof import __version__
+from loadproof.server.access import AccessMiddleware, log_access, request_id_headers
 from loadproof.server.async_engine import AsyncEngine
+from loadproof.server.engine_log import log_engine
 from loadproof.server.errors import ApiError, engine_failed
 from loadproof.server.metrics import Metrics
 from loadproof.server.routes import chat, completions, metrics, models, page, scoring, tokens
@@ -34,7 +37,7 @@ _INNER_NAMES = frozenset({"body", "str", "list", "int", "float", "function-after
 
 def create_app(llm: LLM, config: ServerConfig) -> FastAPI:
     """The application that serves ``llm``; its lifespan owns the engine's thread, and closes ``llm``."""
-    measured = Metrics(config.metrics_prefix, llm.model_name)
+    measured = Metrics(config.metrics_prefix, llm)
     engine = AsyncEngine(
         llm.engine,
         max_queue=config.max_queue,
@@ -45,9 +48,11 @@ def create_app(llm: LLM, config: ServerConfig) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         engine.start()
+        log = asyncio.create_task(log_engine(engine))
         try:
             yield
         finally:
+            log.cancel()
             await engine.stop()
 
     app = FastAPI(
@@ -62,6 +67,8 @@ def create_app(llm: LLM, config: ServerConfig) -> FastAPI:
     for each in (completions, chat, scoring, tokens, models, metrics, page):
         app.include_router(each.router)
     _add_middlewares(app, config)
+    listeners = [measured.http.finished, *([log_access] if config.access_log else [])]
+    app.add_middleware(AccessMiddleware, listeners=listeners)
     _add_error_answers(app)
     documented = app.openapi
 
@@ -106,8 +113,8 @@ def _add_error_answers(app: FastAPI) -> None:
     async def of_gone(_: Request, error: Exception) -> Response:
         return Response(status_code=499)
 
-    async def of_anything(_: Request, error: Exception) -> Response:
-        return JSONResponse(engine_failed().content(), 500)
+    async def of_anything(request: Request, error: Exception) -> Response:
+        return JSONResponse(engine_failed().content(), 500, request_id_headers(request.scope))
 
     app.add_exception_handler(ApiError, of_api)
     app.add_exception_handler(RequestValidationError, of_validation)

@@ -25,7 +25,7 @@ from loadproof.server.errors import (
     too_busy,
     unavailable,
 )
-from loadproof.server.observer import NoObserver, Observer
+from loadproof.server.observer import NoObserver, Observer, RequestTimes
 from loadproof.server.stream import Stream
 
 _log = logging.getLogger("loadproof.engine")
@@ -45,9 +45,9 @@ class Ask:
 
 @dataclass(eq=False, slots=True)
 class _Watch:
-    """Times of one request, in the engine's thread."""
+    """What is timed of one request, in the engine's thread."""
 
-    arrived: float
+    times: RequestTimes
     last: dict[int, float]  # by completion: when its newest token came
 
 
@@ -119,7 +119,7 @@ class AsyncEngine:
             stream = Stream(str(next(self._numbers)), ask.params.n, ask.wants_deltas, self._max_backlog)
             self._streams[stream.request_id] = stream
             self._num_sequences += stream.num_sequences
-            self._commands.put(self._adding(ask, stream, time.perf_counter()))
+            self._commands.put(self._adding(ask, stream))
             streams.append(stream)
             if timeout is not None:
                 timer = self._loop.call_later(timeout, self._cut, stream, timed_out(timeout))
@@ -271,8 +271,8 @@ class AsyncEngine:
 
         return command
 
-    def _adding(self, ask: Ask, stream: Stream, arrived: float) -> Callable[[], None]:
-        watch = _Watch(arrived, {})
+    def _adding(self, ask: Ask, stream: Stream) -> Callable[[], None]:
+        watch = _Watch(stream.times, {})
 
         def on_delta(delta: CompletionDelta) -> None:
             if delta.token_ids:
@@ -281,7 +281,8 @@ class AsyncEngine:
                 self._outbox.append((stream, delta))
 
         def on_output(output: RequestOutput) -> None:
-            self._observer.finished(output, time.perf_counter() - watch.arrived)
+            watch.times.ended = time.perf_counter()
+            self._observer.finished(output, ask.params, watch.times)
             self._outbox.append((stream, output))
 
         def command() -> None:
@@ -293,7 +294,7 @@ class AsyncEngine:
                     request_id=stream.request_id,
                     priority=ask.priority,
                     cache_salt=ask.prompt.cache_salt,
-                    on_start=lambda: self._observer.started(time.perf_counter() - watch.arrived),
+                    on_start=lambda: self._time_start(watch.times),
                     on_delta=on_delta,
                     on_output=on_output,
                 )
@@ -302,14 +303,20 @@ class AsyncEngine:
 
         return command
 
+    def _time_start(self, times: RequestTimes) -> None:
+        times.started = time.perf_counter()
+        self._observer.started(times.started - times.arrived)
+
     def _time_token(self, watch: _Watch, index: int) -> None:
         now = time.perf_counter()
         before = watch.last.get(index)
         if before is None:
-            self._observer.first_token(now - watch.arrived)
+            if watch.times.first_token is None:
+                watch.times.first_token = now
+            self._observer.first_token(now - watch.times.arrived)
         else:
             self._observer.next_token(now - before)
-        watch.last[index] = now
+        watch.last[index] = watch.times.last_token = now
 
 
 class _Rate:

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from loadproof.engine.output import RequestOutput
+from loadproof.engine.sampling_params import SamplingParams
+
+
+@dataclass(eq=False, slots=True)
+class RequestTimes:
+    """When a request got on, by ``time.perf_counter``. The engine's thread writes it, until the end."""
+
+    arrived: float = field(default_factory=time.perf_counter)
+    started: float | None = None
+    """The first of its completions left the queue."""
+    first_token: float | None = None
+    """The first token of any of its completions was there."""
+    last_token: float | None = None
+    ended: float | None = None
 
 
 class Observer(Protocol):
@@ -19,8 +35,8 @@ class Observer(Protocol):
     def next_token(self, seconds: float) -> None:
         """A sequence has another token, so long after the one before it."""
 
-    def finished(self, output: RequestOutput, seconds: float) -> None:
-        """A request has ended, or was aborted, so long after it came."""
+    def finished(self, output: RequestOutput, params: SamplingParams, times: RequestTimes) -> None:
+        """A request has ended, or was aborted."""
 
 
 class NoObserver:
@@ -35,5 +51,5 @@ class NoObserver:
     def next_token(self, seconds: float) -> None:
         """See :class:`Observer`."""
 
-    def finished(self, output: RequestOutput, seconds: float) -> None:
+    def finished(self, output: RequestOutput, params: SamplingParams, times: RequestTimes) -> None:
         """See :class:`Observer`."""

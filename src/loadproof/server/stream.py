@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from loadproof.engine.output import CompletionDelta, RequestOutput
+from loadproof.server.observer import RequestTimes
 
 
 @dataclass(eq=False)
@@ -24,6 +25,7 @@ class Stream:
     max_backlog: int
     output: RequestOutput | None = None
     error: Exception | None = None
+    times: RequestTimes = field(default_factory=RequestTimes)
     _deltas: deque[CompletionDelta] = field(default_factory=deque)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
