@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,29 +12,57 @@ from loadproof.engine.output import CompletionOutput, RequestOutput
 from loadproof.server.async_engine import Ask
 from loadproof.server.errors import ApiError, bad_request, unavailable, unsupported
 from loadproof.server.request_record import record_generation
+from loadproof.server.schemas.base import RequestModel
 from loadproof.server.state import ServerState
 from loadproof.server.stream import Stream
 
+# How messages of the engine and the tokenizer begin: with what they are about, where that is one part.
+_NUMBERED = re.compile(r"(prompt|continuation)s? (\d+)(?: of \d+)?: ")
+_FIELD = re.compile(r"(\w+)[\w.\[\]]*")
+_LISTS = {"prompt": "prompt", "continuation": "continuations"}
+
 
 @contextmanager
-def refusing() -> Iterator[None]:
-    """Answer 400 to what the model or its tokenizer can't take."""
+def refusing(
+    body: RequestModel, prompt_field: str, renamed: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Answer 400 to what the model or its tokenizer can't take, naming the field at fault.
+
+    That is ``prompt_field`` unless the error names another; ``renamed`` are fields with other names here.
+    """
     try:
         yield
     except ClosedError as error:
         raise unavailable("The server is shutting down.") from error
     except ValueError as error:
-        code = "context_length_exceeded" if isinstance(error, TooLongError) else None
-        raise bad_request(str(error), code=code) from error
+        message, param = _placed(str(error), body, renamed or {})
+        code = "context_length_exceeded" if isinstance(error, TooLongError) else "invalid_value"
+        raise bad_request(message, param or prompt_field, code) from error
+
+
+def _placed(message: str, body: RequestModel, renamed: Mapping[str, str]) -> tuple[str, str | None]:
+    """The message with its parts named as they are here, and the one that it is about."""
+    numbered = _NUMBERED.match(message)
+    rest = message if numbered is None else message[numbered.end() :]
+    named = _FIELD.match(rest)
+    if named is not None and named[1] in {*type(body).model_fields, *renamed}:
+        field = renamed.get(named[0], named[0])
+        return field + rest[named.end() :], field
+    if numbered is None:
+        return message, None
+    place = f"{_LISTS[numbered[1]]}[{int(numbered[2]) - 1}]"
+    return f"{place}: {rest}", place
 
 
 def submit(state: ServerState, asks: Sequence[Ask], timeout: float | None) -> list[Stream]:
-    """Queue the requests of one call; its deadline is the shorter of its own and the server's."""
+    """Queue the requests of one call; its deadline is the shorter of its own and the server's.
+
+    Raises ``ValueError`` for what the model can't serve.
+    """
     limits = [seconds for seconds in (timeout, state.config.request_timeout) if seconds is not None]
-    with refusing():
-        streams = state.engine.submit(asks, min(limits, default=None))
-        record_generation(asks, streams)
-        return streams
+    streams = state.engine.submit(asks, min(limits, default=None))
+    record_generation(asks, streams)
+    return streams
 
 
 async def results(state: ServerState, streams: Sequence[Stream]) -> list[RequestOutput]:

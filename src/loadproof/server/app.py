@@ -25,14 +25,13 @@ from loadproof.server.security import ApiKeyMiddleware, BodyLimitMiddleware, Loc
 from loadproof.server.settings import ServerConfig
 from loadproof.server.state import ServerState
 from loadproof.server.streaming import ClientGoneError
+from loadproof.server.validation import unreadable_body, validation_error
 
 if TYPE_CHECKING:
     from loadproof.llm import LLM
 
 _log = logging.getLogger("loadproof.server")
 _SUMMARY = "LLM serving whose answer never depends on the load."
-# Steps into a body that say nothing to those who wrote it.
-_INNER_NAMES = frozenset({"body", "str", "list", "int", "float", "function-after"})
 
 
 def create_app(llm: LLM, config: ServerConfig) -> FastAPI:
@@ -102,11 +101,13 @@ def _add_error_answers(app: FastAPI) -> None:
 
     async def of_validation(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        refusal = _validation_error(error)
+        refusal = validation_error(error.errors())
         return JSONResponse(refusal.content(), refusal.status)
 
     async def of_http(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if error.status_code == 400:  # FastAPI raises it for a body that it can't parse
+            return JSONResponse(unreadable_body().content(), 400)
         refusal = ApiError(error.status_code, str(error.detail), code=_code(error.status_code))
         return JSONResponse(refusal.content(), error.status_code, error.headers)
 
@@ -125,21 +126,6 @@ def _add_error_answers(app: FastAPI) -> None:
 
 def _code(status: int) -> str | None:
     return {404: "not_found", 405: "method_not_allowed"}.get(status)
-
-
-def _validation_error(error: RequestValidationError) -> ApiError:
-    """400 about the first field at fault, or 400 about a body that is no JSON."""
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"The body is not JSON: {first['ctx']['error']}.", code="invalid_json")
-    path = [str(step) for step in first["loc"]]
-    param = ".".join(step for step in path if _names_a_field(step))
-    message = f"{param}: {first['msg']}" if param else f"The body: {first['msg']}"
-    return ApiError(400, message[:1000], param=param[:200] or None, code="invalid_value")
-
-
-def _names_a_field(step: str) -> bool:
-    return step not in _INNER_NAMES and "[" not in step
 
 
 def _without_422(document: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from loadproof.engine.engine import Engine
 from loadproof.engine.output import CompletionDelta, RequestOutput
-from loadproof.engine.prompts import TokenizedPrompt
+from loadproof.engine.prompts import TokenizedPrompt, naming
 from loadproof.engine.sampling_params import SamplingParams
 from loadproof.server.errors import (
     bad_request,
@@ -109,10 +109,11 @@ class AsyncEngine:
         or no engine. Those not finished within ``timeout`` seconds fail. Whoever submits must read each
         stream to its end, or give it to :meth:`abort`.
         """
-        for ask in asks:
-            self.engine.check_request(
-                ask.prompt.token_ids, ask.params, priority=ask.priority, cache_salt=ask.prompt.cache_salt
-            )
+        for index, ask in enumerate(asks):
+            with naming(index, len(asks)):
+                self.engine.check_request(
+                    ask.prompt.token_ids, ask.params, priority=ask.priority, cache_salt=ask.prompt.cache_salt
+                )
         self._check_room(sum(ask.params.n for ask in asks))
         streams = []
         for ask in asks:

@@ -24,7 +24,7 @@ def chat_prompt(state: ServerState, body: ChatRequest | TokenizeRequest) -> Toke
     begins = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
     salt = body.cache_salt if isinstance(body, ChatRequest) else None
     tokenizer = state.llm.tokenizer
-    with refusing():
+    with refusing(body, "messages"):
         text = tokenizer.apply_chat_template(
             [message.for_template() for message in body.messages or ()],
             add_generation_prompt=begins,

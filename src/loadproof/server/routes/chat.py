@@ -12,14 +12,22 @@ from fastapi.responses import JSONResponse, Response
 
 from loadproof.engine.output import CompletionDelta, CompletionOutput, RequestOutput
 from loadproof.engine.prompts import TokenizedPrompt
-from loadproof.server.answers import check_text_format, finish_reason, results, submit, usage, usage_of
+from loadproof.engine.sampling_params import SamplingParams
+from loadproof.server.answers import (
+    check_text_format,
+    finish_reason,
+    refusing,
+    results,
+    submit,
+    usage,
+    usage_of,
+)
 from loadproof.server.async_engine import Ask
 from loadproof.server.chat_prompt import chat_prompt
 from loadproof.server.errors import bad_request, unsupported
 from loadproof.server.logprobs import chat_logprobs, prompt_logprobs
 from loadproof.server.routes.documented import GENERATION_ERRORS, errors, streamed
 from loadproof.server.schemas.chat import ChatAnswer, ChatRequest
-from loadproof.server.schemas.sampling import sampling_params
 from loadproof.server.state import ServerState, new_id, state_of
 from loadproof.server.stream import Stream
 from loadproof.server.streaming import DONE, EventStream, event, while_connected
@@ -40,8 +48,9 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     headers = state.check_fields(body)
     _check(body)
     prompt = await asyncio.to_thread(chat_prompt, state, body)
-    call = _Call(state, body, prompt)
-    streams = submit(state, [call.ask], body.timeout)
+    with refusing(body, "messages", {"logprobs": "top_logprobs"}):
+        call = _Call(state, body, prompt)
+        streams = submit(state, [call.ask], body.timeout)
     if body.stream:
         return EventStream(call.events(streams[0]), headers)
     (output,) = await while_connected(request, results(state, streams))
@@ -91,7 +100,7 @@ class _Call:
         }
         self.ask = Ask(
             prompt=prompt,
-            params=sampling_params(settings),
+            params=SamplingParams(**settings),
             priority=body.priority or 0,
             wants_deltas=bool(body.stream),
         )

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 
 from loadproof.engine.output import CompletionDelta, CompletionOutput, PositionLogprobs, RequestOutput
 from loadproof.engine.prompts import TokenizedPrompt
+from loadproof.engine.sampling_params import SamplingParams
 from loadproof.server.answers import (
     check_text_format,
     finish_reason,
@@ -28,7 +29,6 @@ from loadproof.server.errors import bad_request, unsupported
 from loadproof.server.logprobs import CompletionLogprobLists, prompt_logprobs
 from loadproof.server.routes.documented import GENERATION_ERRORS, errors, streamed
 from loadproof.server.schemas.completions import CompletionAnswer, CompletionRequest
-from loadproof.server.schemas.sampling import sampling_params
 from loadproof.server.state import ServerState, new_id, state_of
 from loadproof.server.stream import Stream, merged
 from loadproof.server.streaming import DONE, EventStream, event, while_connected
@@ -48,8 +48,10 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     state.check_model(body.model)
     headers = state.check_fields(body)
     _check(body)
-    call = _Call(state, body, await _prompts(state, body))
-    streams = submit(state, call.asks, body.timeout)
+    prompts = await asyncio.to_thread(_prompts, state, body)
+    with refusing(body, "prompt"):
+        call = _Call(state, body, prompts)
+        streams = submit(state, call.asks, body.timeout)
     if body.stream:
         return EventStream(call.events(streams), headers)
     outputs = await while_connected(request, results(state, streams))
@@ -67,21 +69,17 @@ def _check(body: CompletionRequest) -> None:
         raise bad_request("max_tokens 0 needs echo: there would be no text", "max_tokens")
 
 
-async def _prompts(state: ServerState, body: CompletionRequest) -> list[TokenizedPrompt]:
-    """The prompts as tokens, texts encoded outside the event loop: they may be long."""
-    given = body.prompt
-    listed: list[Any] = given if isinstance(given, list) and not _is_ids(given) else [given]
-    texts = [prompt for prompt in listed if isinstance(prompt, str)]
-    special = body.add_special_tokens is not False
-    with refusing():
-        encoded = await asyncio.to_thread(state.llm.tokenizer.encode_batch, texts, special) if texts else []
-    if texts:
-        return [TokenizedPrompt(ids, text, body.cache_salt) for ids, text in zip(encoded, texts, strict=True)]
-    return [TokenizedPrompt(ids, None, body.cache_salt) for ids in listed]
-
-
-def _is_ids(given: Sequence[Any]) -> bool:
-    return isinstance(given[0], int)
+def _prompts(state: ServerState, body: CompletionRequest) -> list[TokenizedPrompt]:
+    """The prompts as tokens. Texts may be long: not for the event loop."""
+    given, salt = body.prompt, body.cache_salt
+    if isinstance(given, str):
+        given = [given]
+    if not isinstance(given[0], str):
+        id_lists: list[Any] = [given] if isinstance(given[0], int) else given
+        return [TokenizedPrompt(ids, None, salt) for ids in id_lists]
+    texts: list[Any] = given
+    encoded = state.llm.tokenizer.encode_batch(texts, body.add_special_tokens is not False)
+    return [TokenizedPrompt(ids, text, salt) for ids, text in zip(encoded, texts, strict=True)]
 
 
 class _Call:
@@ -100,7 +98,7 @@ class _Call:
             "model": state.model_name,
             "system_fingerprint": state.llm.system_fingerprint,
         }
-        params = sampling_params({**state.llm.recommended_sampling(), **self._settings()})
+        params = SamplingParams(**{**state.llm.recommended_sampling(), **self._settings()})
         stream = bool(body.stream)
         self.asks = [
             Ask(prompt=prompt, params=params, priority=body.priority or 0, wants_deltas=stream)

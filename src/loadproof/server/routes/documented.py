@@ -13,6 +13,7 @@ _MEANINGS = {
     404: "There is no such model.",
     408: "The request's deadline has passed.",
     413: "The body is too large.",
+    415: "The body is not sent as JSON.",
     429: "Too many requests wait already.",
     500: "The engine has failed.",
     503: "The server is shutting down, or its engine does not answer.",
@@ -38,4 +39,4 @@ def streamed(model: type) -> dict[int | str, dict[str, Any]]:
     }
 
 
-GENERATION_ERRORS = (400, 404, 408, 413, 429, 500, 503)
+GENERATION_ERRORS = (400, 404, 408, 413, 415, 429, 500, 503)

@@ -42,13 +42,15 @@ async def create_score(body: ScoreRequest, request: Request) -> Response:
         )
         for scorable in call.scorables
     ]
-    outputs = await while_connected(request, results(state, submit(state, asks, body.timeout)))
+    with refusing(body, "context"):
+        streams = submit(state, asks, body.timeout)
+    outputs = await while_connected(request, results(state, streams))
     (scores,) = await asyncio.to_thread(_scores, call, outputs)
     return JSONResponse(_answer(state, scores, outputs), headers=headers)
 
 
 def _prepare(state: ServerState, body: ScoreRequest) -> ScoreCall:
-    with refusing():
+    with refusing(body, "context"):
         check_mode(state.llm)
         return ScoreCall(state.llm, [body.context], [body.continuations], body.truncate_context)
 

@@ -20,7 +20,7 @@ from loadproof.server.schemas.tokens import (
 from loadproof.server.state import ServerState, state_of
 
 router = APIRouter()
-_STATUSES = (400, 404, 413)
+_STATUSES = (400, 404, 413, 415)
 
 
 @router.post(
@@ -51,7 +51,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 def _encode(state: ServerState, body: TokenizeRequest) -> list[int]:
     if body.prompt is None:
         return list(chat_prompt(state, body).token_ids)
-    with refusing():
+    with refusing(body, "prompt"):
         return state.llm.tokenizer.encode(
             body.prompt, add_special_tokens=body.add_special_tokens is not False
         )

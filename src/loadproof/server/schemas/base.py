@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Text = Annotated[str, Field(min_length=0)]
+"""Text that is Unicode: pydantic looks for lone surrogates where there are bounds to check."""
 INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1
 
 
@@ -15,14 +18,27 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
     def unknown_fields(self) -> list[str]:
-        """Names of fields that were given and mean nothing here."""
-        return sorted(self.model_extra or ())
+        """Names of fields that were given and mean nothing here, those of parts as ``messages[0].name``."""
+        found = sorted(self.model_extra or ())
+        for name in type(self).model_fields:
+            found += _unknown_in(getattr(self, name), name)
+        return found
 
 
 class AnswerModel(BaseModel):
     """A body of an answer."""
 
     model_config = ConfigDict(protected_namespaces=())
+
+
+def _unknown_in(value: object, path: str) -> Iterator[str]:
+    if isinstance(value, RequestModel):
+        yield from (f"{path}.{name}" for name in value.unknown_fields())
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            if not isinstance(part, RequestModel | list):
+                return  # lists hold things of one kind
+            yield from _unknown_in(part, f"{path}[{index}]")
 
 
 class StreamOptions(RequestModel):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 from loadproof.engine.sampling_params import MAX_TOKENS
-from loadproof.server.schemas.base import AnswerModel, PromptLogprobEntries, RequestModel, Usage
+from loadproof.server.schemas.base import AnswerModel, PromptLogprobEntries, RequestModel, Text, Usage
 from loadproof.server.schemas.sampling import SamplingFields
+from loadproof.server.schemas.shapes import LIST, TEXT, shaped, text_or_list
 
 MAX_MESSAGES = 4096
 
@@ -16,21 +17,28 @@ MAX_MESSAGES = 4096
 class TextPart(RequestModel):
     """A part of a message; only text is supported."""
 
-    type: str
-    text: str | None = None
+    type: Text
+    text: Text | None = None
+
+
+Content = Annotated[
+    Annotated[Text, Tag(TEXT)]
+    | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag(LIST)],
+    shaped(text_or_list, "text or a list of parts"),
+]
 
 
 class FunctionCall(RequestModel):
     """A call that an assistant made earlier."""
 
-    name: str
-    arguments: str | dict[str, Any]
+    name: Text
+    arguments: Text | dict[str, Any]
 
 
 class ToolCall(RequestModel):
     """A call that an assistant made earlier."""
 
-    id: str | None = None
+    id: Text | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -39,10 +47,10 @@ class ChatMessage(RequestModel):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
-    name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_MESSAGES)] | None = None
-    tool_call_id: str | None = None
+    content: Content | None = None
+    name: Text | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    tool_call_id: Text | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates take it."""
@@ -55,7 +63,7 @@ class ChatMessage(RequestModel):
 class ChatRequest(SamplingFields):
     """A chat to be answered."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="To the model's limit if absent.")
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="As `max_tokens`.")
     logprobs: bool | None = None

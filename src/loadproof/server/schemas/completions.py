@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 from loadproof.engine.sampling_params import MAX_TOKENS
-from loadproof.server.schemas.base import AnswerModel, PromptLogprobEntries, Usage
+from loadproof.server.schemas.base import AnswerModel, PromptLogprobEntries, Text, Usage
 from loadproof.server.schemas.sampling import SamplingFields
+from loadproof.server.schemas.shapes import ID_LISTS, IDS, TEXT, TEXTS, prompt_shape, shaped
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], Field(min_length=1)]
 MAX_PROMPTS = 4096
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], Field(min_length=1, fail_fast=True)]
+_Some = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+Prompt = Annotated[
+    Annotated[Text, Tag(TEXT)]
+    | Annotated[TokenIds, Tag(IDS)]
+    | Annotated[list[Text], _Some, Tag(TEXTS)]
+    | Annotated[list[TokenIds], _Some, Tag(ID_LISTS)],
+    shaped(prompt_shape, "text, a list of texts, a list of token ids or a list of such lists"),
+]
 
 
 class CompletionRequest(SamplingFields):
     """Texts or token ids to be continued."""
 
-    prompt: (
-        str
-        | TokenIds
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
-    ) = Field(description="A text or several, or token ids or several lists of them.")
+    prompt: Prompt = Field(description="A text or several, or token ids or several lists of them.")
     max_tokens: int | None = Field(16, ge=0, le=MAX_TOKENS, description="0 only with `echo`.")
     echo: bool | None = Field(None, description="Begin each text with its prompt.")
     logprobs: int | None = Field(None, ge=-1, le=MAX_TOKENS)
     best_of: int | None = Field(None, ge=1, description="Only as many as `n`.")
-    suffix: str | None = Field(None, description="Not supported.")
+    suffix: Text | None = Field(None, description="Not supported.")
     add_special_tokens: bool | None = Field(None, description="Begin texts with the model's BOS token.")
     response_format: dict[str, Any] | None = Field(None, description="Only `{'type': 'text'}`.")
 

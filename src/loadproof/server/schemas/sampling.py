@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 from loadproof.engine.sampling_params import (
     MAX_LOGIT_BIAS,
@@ -13,15 +13,21 @@ from loadproof.engine.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
     MAX_TOKENS,
-    SamplingParams,
 )
 from loadproof.server.errors import bad_request
 from loadproof.server.schemas.base import INT64_MIN, UINT64_MAX, RequestModel, StreamOptions
+from loadproof.server.schemas.shapes import LIST, TEXT, at_most, shaped, text_or_list
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stop = Annotated[
+    Annotated[StopString, Tag(TEXT)]
+    | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True), Tag(LIST)],
+    shaped(text_or_list, "text or a list of texts"),
+]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 BiasedToken = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+LogitBias = Annotated[dict[BiasedToken, Bias], Field(max_length=MAX_LOGIT_BIAS), at_most(MAX_LOGIT_BIAS)]
 
 # Those that a request passes on as they are, where it sets them.
 _PASSED_ON = (
@@ -54,8 +60,10 @@ class SamplingFields(RequestModel):
     top_k: int | None = Field(None, ge=-1, le=MAX_TOKENS, description="0 and -1 keep all tokens.")
     min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = (
+        None
+    )
     ignore_eos: bool | None = Field(None, description="Go on past the model's end-of-sequence tokens.")
     seed: int | None = Field(
         None, ge=INT64_MIN, le=UINT64_MAX, description="Drawn and reported where it is absent."
@@ -63,7 +71,7 @@ class SamplingFields(RequestModel):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=1e-4, le=1e4)
-    logit_bias: Annotated[dict[BiasedToken, Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    logit_bias: LogitBias | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=-1, le=MAX_TOKENS)
@@ -99,11 +107,3 @@ class SamplingFields(RequestModel):
     def continuous_usage(self) -> bool:
         """Whether each chunk of a stream holds the usage so far."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-
-def sampling_params(settings: dict[str, Any]) -> SamplingParams:
-    """The parameters, or 400 with what is wrong about them."""
-    try:
-        return SamplingParams(**settings)
-    except ValueError as error:
-        raise bad_request(str(error)) from error

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 from loadproof.engine.sampling_params import MAX_TOKENS
-from loadproof.server.schemas.base import AnswerModel, RequestModel, Usage
+from loadproof.server.schemas.base import AnswerModel, RequestModel, Text, Usage
+from loadproof.server.schemas.shapes import LIST, TEXT, shaped, text_or_list
 
-ScoredText = str | Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], Field()]
+_Ids = Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], Field(fail_fast=True)]
+ScoredText = Annotated[
+    Annotated[Text, Tag(TEXT)] | Annotated[_Ids, Tag(LIST)],
+    shaped(text_or_list, "text or a list of token ids"),
+]
 
 
 class ScoreRequest(RequestModel):
@@ -17,7 +22,7 @@ class ScoreRequest(RequestModel):
 
     model: str | None = Field(None, description="The served model's name.")
     context: ScoredText = Field(description="Where empty, the model's BOS token stands for it.")
-    continuations: Annotated[list[ScoredText], Field(min_length=1, max_length=4096)]
+    continuations: Annotated[list[ScoredText], Field(min_length=1, max_length=4096, fail_fast=True)]
     truncate_context: bool = Field(False, description="Cut a context that is too long from the left.")
     priority: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from loadproof.engine.sampling_params import MAX_TOKENS
-from loadproof.server.schemas.base import AnswerModel, RequestModel
+from loadproof.server.schemas.base import AnswerModel, RequestModel, Text
 from loadproof.server.schemas.chat import MAX_MESSAGES, ChatMessage
 
 
@@ -15,8 +15,10 @@ class TokenizeRequest(RequestModel):
     """A text, or a chat, to be encoded."""
 
     model: str | None = Field(None, description="The served model's name.")
-    prompt: str | None = Field(None, description="A text; or else `messages`.")
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    prompt: Text | None = Field(None, description="A text; or else `messages`.")
+    messages: (
+        Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None
+    ) = None
     add_special_tokens: bool | None = Field(None, description="True for a text, false for a chat if absent.")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -37,7 +39,7 @@ class DetokenizeRequest(RequestModel):
     """Token ids to be decoded."""
 
     model: str | None = Field(None, description="The served model's name.")
-    tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], Field(fail_fast=True)]
 
 
 class DetokenizeAnswer(AnswerModel):
