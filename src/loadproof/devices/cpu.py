@@ -80,6 +80,7 @@ class CpuDevice:
         self.limits = limits
         self.vocab_size = graph.vocab_size
         self.isa = choose_isa(isa)
+        self.numeric_format = NUMERIC_FORMAT
         self.num_threads = default_num_threads() if num_threads is None else num_threads
         self.fingerprint = _fingerprint(tensors, self.isa)
         plan = _native.Plan(
