@@ -13,7 +13,7 @@ SEED   ?= 0
 JOBS   ?= $(shell nproc 2>/dev/null || echo 1)
 NATIVE := $(wildcard native/*.cc native/*.h native/*.txt native/isa/*.*)
 
-.PHONY: help install demo test exactness simulate sanitize lint format bench clean
+.PHONY: help install demo serve test exactness simulate sanitize lint format bench clean
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -40,6 +40,9 @@ install: $(VENV)/.installed   ## set up .venv with loadproof in it
 
 demo: install    ## fetch the default model and print a chat answer from it
 	$(BIN)/loadproof generate $(MODEL) --chat --max-tokens 96 "Why does the sky look blue?"
+
+serve: install   ## serve the default model on 127.0.0.1:8000, with a page at /: SERVE_ARGS="--port 9000"
+	$(BIN)/loadproof serve $(MODEL) $(SERVE_ARGS)
 
 test: $(VENV)/.dev   ## set up and run the whole test suite
 	$(BIN)/loadproof pull $(MODEL)

@@ -21,6 +21,7 @@ _COMMANDS = {
     "generate": "Complete prompts with a model.",
     "pull": "Fetch a model and print where it lies.",
     "score": "Print how likely continuations, or whole texts, are.",
+    "serve": "Serve a model to OpenAI's clients.",
 }
 
 

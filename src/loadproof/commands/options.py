@@ -17,11 +17,17 @@ from loadproof.config import LOGPROBS_MODES, POLICIES, ConfigError, EngineConfig
 _T = TypeVar("_T")
 
 
-def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    try:
-        return None if value is None else parse_bytes(value)
-    except ConfigError as error:
-        raise click.BadParameter(str(error)) from error
+class Size(click.ParamType):  # type: ignore[type-arg]  # only newer versions of click have type arguments
+    """Bytes, in units such as 500MB or 4GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The bytes."""
+        try:
+            return value if isinstance(value, int) else parse_bytes(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
 
 
 def _bias(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[int, float] | None:
@@ -98,8 +104,7 @@ _ENGINE: list[tuple[str, dict[str, Any]]] = [
     (
         "--kv-cache-memory",
         {
-            "callback": _bytes,
-            "metavar": "SIZE",
+            "type": Size(),
             "help": "Size of the key-value cache, such as 500MB or 4GiB.",
         },
     ),
@@ -139,12 +144,12 @@ _SAMPLING_NAMES = _names(_SAMPLING)
 
 def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the engine's settings to a command."""
-    return _grouped(function, "Engine", _ENGINE)
+    return grouped(function, "Engine", _ENGINE)
 
 
 def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the sampling parameters to a command."""
-    return _grouped(function, "Sampling", _SAMPLING)
+    return grouped(function, "Sampling", _SAMPLING)
 
 
 def engine_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,9 +176,10 @@ def _given(values: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     return {name: values[name] for name in names if values[name] not in (None, ())}
 
 
-def _grouped(
+def grouped(
     function: Callable[..., Any], group: str, options: list[tuple[str, dict[str, Any]]]
 ) -> Callable[..., Any]:
+    """Add options, each a flag and what click is told about it, to a command."""
     for flag, attributes in reversed(options):
         function = click.option(flag, cls=GroupedOption, group=group, **attributes)(function)
     return function

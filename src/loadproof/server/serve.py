@@ -1,78 +1,153 @@
-"""Running the application: sockets, signals, and the way down."""
+"""Running the application: signals, and the way down."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from loadproof.server.app import create_app
+from loadproof.server.connection import connections_within
+from loadproof.server.logs import configure_logging
 from loadproof.server.settings import ServerConfig
+from loadproof.server.sockets import address_error, bound_sockets, close_all, url_of
+from loadproof.server.startup import log_model, log_url
+from loadproof.server.tls import tls_context
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from loadproof.llm import LLM
 
-
-class _Server(uvicorn.Server):
-    """On the first SIGTERM or SIGINT lets requests finish; on a second one cuts them off."""
-
-    def __init__(self, config: uvicorn.Config, app: FastAPI, settings: ServerConfig) -> None:
-        super().__init__(config)
-        self._app = app
-        self._settings = settings
-        self._signals = 0
-        self._hurry = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle signals in the event loop, and end normally after them."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-    def _on_signal(self) -> None:
-        self._signals += 1
-        self.should_exit = True
-        if self._signals > 1:
-            self.force_exit = True
-            self._hurry.set()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain the engine while the server still answers, then close its connections."""
-        drain = asyncio.ensure_future(
-            self._app.state.server.engine.drain(self._settings.shutdown_timeout, self._hurry)
-        )
-        await drain
-        await super().shutdown(sockets)
+_log = logging.getLogger("loadproof.server")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_WRITE_SECONDS = 5.0  # for answers that are ready, once nothing runs any more
+_LAST_WORDS_SECONDS = 0.3  # for errors, where a second signal has come
+INTERRUPTED = 130
 
 
-def serve(llm: LLM, config: ServerConfig) -> None:
-    """Serve ``llm`` until a signal; closes it. Raises :class:`OSError` where the address can't be had."""
-    app = create_app(llm, config)
+def serve(llm: LLM, config: ServerConfig, sockets: Sequence[socket.socket] = ()) -> int:
+    """Serve ``llm`` until a signal, and return the exit code; closes it and ``sockets``.
+
+    These are from :func:`~loadproof.server.sockets.bound_sockets`; without any, they are made here. Raises
+    :class:`OSError` where the address can't be had, and a ``ValueError`` for certificates that don't work.
+    """
+    listening = list(sockets)
+    try:
+        listening = listening or bound_sockets(config.host, config.port)
+        app = create_app(llm, config)
+        server = _Server(uvicorn_config(app, config), app, config)
+    except BaseException:
+        close_all(listening)
+        llm.close()
+        raise
+    configure_logging(config)
+    log_model(llm)
+    asyncio.run(server.serve(listening))
+    return server.exit_code
+
+
+def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
+    """How uvicorn is set up for a server with these settings."""
     options = uvicorn.Config(
         app,
         host=config.host,
         port=config.port,
+        http=connections_within(config.read_timeout),
+        ws="none",
+        lifespan="on",
         log_config=None,
+        log_level="debug" if config.log_level == "debug" else "warning",
         access_log=False,
         server_header=False,
-        ws="none",
+        proxy_headers=False,
         h11_max_incomplete_event_size=config.max_header_size,
-        ssl_certfile=config.ssl_certfile,
-        ssl_keyfile=config.ssl_keyfile,
-        timeout_graceful_shutdown=5,
+        # The last resort: connections are cut before that.
+        timeout_graceful_shutdown=int(_WRITE_SECONDS) + 5,
     )
-    server = _Server(options, app, config)
-    asyncio.run(server.serve())
+    options.load()
+    options.ssl = tls_context(config)
+    return options
+
+
+class _Server(uvicorn.Server):
+    """Lets requests finish on the first SIGTERM or SIGINT, cuts them off on a second; a third one exits."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, settings: ServerConfig) -> None:
+        super().__init__(config)
+        self._engine = app.state.server.engine
+        self._settings = settings
+        self._received: list[signal.Signals] = []
+        self._hurry = asyncio.Event()
+
+    @property
+    def exit_code(self) -> int:
+        """0 after a SIGTERM, also one that cut requests off in the end; 1 where the engine has failed."""
+        if self._engine.failure is not None:
+            return 1
+        if len(self._received) > 1:
+            return 128 + self._received[-1]
+        return INTERRUPTED if self._received == [signal.SIGINT] else 0
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals in the event loop, and end normally after them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._received.append(number)
+        self.should_exit = True
+        if len(self._received) == 2:
+            _log.warning("a second %s: cutting requests off", number.name)
+            self._hurry.set()
+        elif len(self._received) > 2:
+            os._exit(128 + number)  # whatever it is that hangs
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where. Raises :class:`OSError` where another process came first."""
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            await self.lifespan.shutdown()
+            raise address_error(self._settings.host, self._settings.port, error) from error
+        first = self.servers[0].sockets[0]
+        log_url(url_of(first, self._settings), first.getsockname()[1], self._settings)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain the engine while the server still answers, then close its connections."""
+        count, seconds = self._engine.num_sequences, self._settings.shutdown_timeout
+        if count:
+            _log.info("shutting down: %d sequences have %g seconds to finish", count, seconds)
+        await self._engine.drain(seconds, self._hurry)
+        cutting = asyncio.create_task(self._cut_connections())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cutting.cancel()
+        _log.info("the server has ended")
+
+    async def _cut_connections(self) -> None:
+        """End those whose clients don't read what is ready for them."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), _WRITE_SECONDS)
+        await asyncio.sleep(_LAST_WORDS_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()

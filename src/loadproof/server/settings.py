@@ -45,6 +45,10 @@ class ServerConfig:
     """Most bytes of a request's body."""
     max_header_size: int = 64 << 10
     """Most bytes of a request's first line and headers."""
+    read_timeout: float = 60.0
+    """Seconds within which a whole request must have come; a connection that takes longer is closed."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names by which a server on a loopback address may be called, such as a proxy's."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of pages that browsers may let call the server."""
     ssl_certfile: Path | None = None
@@ -63,6 +67,8 @@ class ServerConfig:
     """Where OpenTelemetry spans are sent; needs the extra ``otel``."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.host, str) or not self.host.strip():
+            raise ServerConfigError(f"host must be an address or a name, not {self.host!r}")
         for name, low, high in (
             ("port", 0, 65535),
             ("max_queue", 0, 1 << 20),
@@ -73,7 +79,7 @@ class ServerConfig:
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
                 raise ServerConfigError(f"{name} must be an integer from {low} to {high}, not {value!r}")
-        for name in ("request_timeout", "health_timeout", "shutdown_timeout"):
+        for name in ("request_timeout", "health_timeout", "shutdown_timeout", "read_timeout"):
             seconds = getattr(self, name)
             if seconds is None and name == "request_timeout":
                 continue

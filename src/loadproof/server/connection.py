@@ -1,0 +1,102 @@
+"""HTTP connections that wait no longer than they must, and say what is wrong with what came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from loadproof.server.errors import ApiError
+
+_READING = frozenset({h11.IDLE, h11.SEND_BODY})
+_CAN_ANSWER = frozenset({h11.IDLE, h11.SEND_RESPONSE})
+
+
+class Connection(H11Protocol):
+    """One connection: a whole request must come within ``read_timeout`` seconds, or it is closed.
+
+    The time counts from the connection's start or the request's first byte, its body included. Between
+    requests an idle connection is uvicorn's to close.
+    """
+
+    read_timeout = 60.0
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock."""
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; stop the clock where the request is whole, start it where another begins."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Stop the clock, which an answer that came before its request's end has left running."""
+        super().on_response_complete()
+        self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, or too long, in the shape of all errors; close where no answer fits."""
+        if self.conn.our_state not in _CAN_ANSWER:
+            self.transport.close()
+            return
+        refusal = _refusal(sys.exc_info()[1], msg)
+        body = json.dumps(refusal.content()).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        events: list[Any] = [
+            h11.Response(status_code=refusal.status, headers=headers),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ]
+        self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: some clients offer HTTP/2 with every request, and may be answered in HTTP/1.1."""
+
+    def _watch(self) -> None:
+        if self.transport.is_closing() or not self._is_reading():
+            self._stop_watching()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.read_timeout, self._give_up)
+
+    def _is_reading(self) -> bool:
+        return self.conn.their_state in _READING and self.timeout_keep_alive_task is None
+
+    def _stop_watching(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self.transport.abort()
+
+
+def connections_within(seconds: float) -> type[Connection]:
+    """Connections with this ``read_timeout``."""
+
+    class Timed(Connection):
+        read_timeout = seconds
+
+    return Timed
+
+
+def _refusal(error: BaseException | None, message: str) -> ApiError:
+    if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
+        return ApiError(431, "The request's headers are too large.", code="headers_too_large")
+    return ApiError(400, message, code="invalid_http")
