@@ -84,7 +84,7 @@ def _add_middlewares(app: FastAPI, config: ServerConfig) -> None:
     if config.api_keys:
         app.add_middleware(ApiKeyMiddleware, keys=config.api_keys)
     if is_loopback(config.host):
-        app.add_middleware(LocalHostMiddleware, host=config.host)
+        app.add_middleware(LocalHostMiddleware, names=(config.host, *config.allowed_hosts))
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import hashlib
 import hmac
+import ipaddress
 from collections.abc import Iterable
 
 from fastapi.responses import JSONResponse
@@ -15,19 +18,18 @@ from loadproof.server.errors import ApiError
 
 # A check of health must not need a secret, and says nothing else.
 _OPEN_PATHS = frozenset({"/health"})
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 
 
 class ApiKeyMiddleware:
     """Lets in who has one of the keys: as ``Authorization: Bearer KEY``, or as a password (Basic).
 
-    The latter is what browsers ask for, so that the page at ``/`` can be opened. Every key is compared in
-    a time that doesn't depend on where it differs, and all of them each time.
+    The latter is what browsers ask for, so that the page at ``/`` can be opened. Digests are compared, all
+    of them each time: how long that takes depends neither on where keys differ nor on their lengths.
     """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve, or refuse with 401."""
@@ -39,9 +41,9 @@ class ApiKeyMiddleware:
         await self._app(scope, receive, send)
 
     def _knows(self, given: bytes) -> bool:
-        found = False
-        for key in self._keys:
-            found |= hmac.compare_digest(key, given)
+        digest, found = _digest(given), False
+        for known in self._digests:
+            found |= hmac.compare_digest(known, digest)
         return found
 
 
@@ -61,17 +63,41 @@ class BodyLimitMiddleware:
         if length.isdecimal() and int(length[:20]) > self._limit:
             await _refuse(_too_large(self._limit), scope, receive, send)
             return
-        seen = 0
+        body = _CountedBody(receive, send, self._limit)
+        with contextlib.suppress(_BodyTooLargeError):
+            await self._app(scope, body.receive, body.send)
+        if body.refused:
+            await _refuse(_too_large(self._limit), scope, receive, send)
 
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._limit:
-                raise _too_large(self._limit)
-            return message
 
-        await self._app(scope, counted, send)
+class _BodyTooLargeError(Exception):
+    """Ends the reading of a body."""
+
+
+class _CountedBody:
+    """A request whose body may have so many bytes; what the application makes of the rest is not sent."""
+
+    def __init__(self, receive: Receive, send: Send, limit: int) -> None:
+        self._receive = receive
+        self._send = send
+        self._left = limit
+        self._answered = False
+
+    @property
+    def refused(self) -> bool:
+        return self._left < 0 and not self._answered
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise _BodyTooLargeError
+        return message
+
+    async def send(self, message: Message) -> None:
+        if not self.refused:
+            self._answered = True
+            await self._send(message)
 
 
 class LocalHostMiddleware:
@@ -80,16 +106,16 @@ class LocalHostMiddleware:
     Else a page from elsewhere could have its own name point here, and read what the server answers.
     """
 
-    def __init__(self, app: ASGIApp, host: str) -> None:
+    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
         self._app = app
-        self._names = _LOOPBACK | {host}
+        self._names = {_host_name(name) for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve, or refuse with 403."""
         if scope["type"] == "http":
-            name = Headers(scope=scope).get("host", "localhost")
-            bare = name if name.endswith("]") else name.rpartition(":")[0] or name
-            if bare.lower() not in self._names:
+            # Every browser names the host; what speaks HTTP/1.0 without it is none.
+            name = _host_name(Headers(scope=scope).get("host", "localhost"))
+            if name not in self._names and not is_loopback(name):
                 await _refuse(_wrong_host(), scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -97,7 +123,24 @@ class LocalHostMiddleware:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server there."""
-    return host in _LOOPBACK or host.startswith("127.")
+    name = host.strip().lower()
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+def _host_name(header: str) -> str:
+    """The name in a ``Host`` header, which may have a port."""
+    name, colon, port = header.strip().lower().rpartition(":")
+    has_port = colon and port.isdecimal() and (name.endswith("]") or ":" not in name)
+    return (name if has_port else header.strip().lower()).removesuffix(".")
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _given_key(authorization: str) -> bytes:
