@@ -84,6 +84,7 @@ def log_access(record: RequestRecord) -> None:
         "request_id": record.request_id,
         "prompt_tokens": record.num_prompt_tokens,
         "completion_tokens": record.num_output_tokens,
+        "error": record.error,
         "cut_off": None if record.complete else True,
     }
     _log.log(logging.DEBUG if quiet else logging.INFO, "request", extra=with_fields(fields))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +20,18 @@ from loadproof.server.async_engine import AsyncEngine
 from loadproof.server.engine_log import log_engine
 from loadproof.server.errors import ApiError, engine_failed
 from loadproof.server.metrics import Metrics
+from loadproof.server.request_record import RequestRecord
 from loadproof.server.routes import chat, completions, metrics, models, page, scoring, tokens
 from loadproof.server.security import ApiKeyMiddleware, BodyLimitMiddleware, LocalHostMiddleware, is_loopback
 from loadproof.server.settings import ServerConfig
 from loadproof.server.state import ServerState
 from loadproof.server.streaming import ClientGoneError
+from loadproof.server.tracing import open_tracing
 from loadproof.server.validation import unreadable_body, validation_error
 
 if TYPE_CHECKING:
     from loadproof.llm import LLM
+    from loadproof.server.spans import Spans
 
 _log = logging.getLogger("loadproof.server")
 _SUMMARY = "LLM serving whose answer never depends on the load."
@@ -37,6 +40,7 @@ _SUMMARY = "LLM serving whose answer never depends on the load."
 def create_app(llm: LLM, config: ServerConfig) -> FastAPI:
     """The application that serves ``llm``; its lifespan owns the engine's thread, and closes ``llm``."""
     measured = Metrics(config.metrics_prefix, llm)
+    spans = open_tracing(config, llm)
     engine = AsyncEngine(
         llm.engine,
         max_queue=config.max_queue,
@@ -53,6 +57,8 @@ def create_app(llm: LLM, config: ServerConfig) -> FastAPI:
         finally:
             log.cancel()
             await engine.stop()
+            if spans is not None:
+                await asyncio.to_thread(spans.close)
 
     app = FastAPI(
         title="loadproof",
@@ -66,8 +72,7 @@ def create_app(llm: LLM, config: ServerConfig) -> FastAPI:
     for each in (completions, chat, scoring, tokens, models, metrics, page):
         app.include_router(each.router)
     _add_middlewares(app, config)
-    listeners = [measured.http.finished, *([log_access] if config.access_log else [])]
-    app.add_middleware(AccessMiddleware, listeners=listeners)
+    app.add_middleware(AccessMiddleware, listeners=_listeners(config, measured, spans))
     _add_error_answers(app)
     documented = app.openapi
 
@@ -76,6 +81,18 @@ def create_app(llm: LLM, config: ServerConfig) -> FastAPI:
 
     app.openapi = openapi  # type: ignore[method-assign]
     return app
+
+
+def _listeners(
+    config: ServerConfig, measured: Metrics, spans: Spans | None
+) -> list[Callable[[RequestRecord], None]]:
+    """Who hears of each request that is over."""
+    listeners = [measured.http.finished]
+    if config.access_log:
+        listeners.append(log_access)
+    if spans is not None:
+        listeners.append(spans.finished)
+    return listeners
 
 
 def _add_middlewares(app: FastAPI, config: ServerConfig) -> None:

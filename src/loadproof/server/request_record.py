@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
+from loadproof.server.errors import ApiError
+
 if TYPE_CHECKING:
     from loadproof.engine.output import RequestOutput
     from loadproof.server.async_engine import Ask
@@ -62,6 +64,14 @@ class RequestRecord:
         if not outputs or len(outputs) < len(self.streams):
             return None
         return sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+
+    @property
+    def error(self) -> str | None:
+        """A name for what went wrong: the server's fault, or what cut a stream off that had begun well."""
+        for stream in self.streams:
+            if isinstance(stream.error, ApiError):
+                return stream.error.body.code or str(stream.error.status)
+        return str(self.status) if self.status is not None and self.status >= 500 else None
 
 
 def record_generation(asks: Sequence[Ask], streams: Sequence[Stream]) -> None:
