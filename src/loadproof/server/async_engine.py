@@ -30,6 +30,7 @@ from loadproof.server.stream import Stream
 
 _log = logging.getLogger("loadproof.engine")
 _T = TypeVar("_T")
+_STOP_SECONDS = 15.0
 _RATE_MEMORY = 0.9  # how much of the rate of finished sequences the one before counts
 
 
@@ -169,12 +170,18 @@ class AsyncEngine:
         for stream in list(self._streams.values()):
             self._cut(stream, unavailable("The server is shutting down."))
 
-    async def stop(self) -> None:
-        """End the thread, after the step it is making, and close the engine."""
+    async def stop(self, timeout: float = _STOP_SECONDS) -> None:
+        """End the thread, after the step it is making, and close the engine.
+
+        A step that takes longer than ``timeout`` seconds is left behind, which counts as a failure.
+        """
         if self._thread.is_alive():
             self._commands.put(self._stop)
-            await asyncio.to_thread(self._thread.join)
-        if self.failure is None:
+            await asyncio.to_thread(self._thread.join, timeout)
+        if self._thread.is_alive():
+            self.failure = TimeoutError("a step did not end")
+            _log.critical("the engine does not answer: it is left as it is")
+        elif self.failure is None:
             await asyncio.to_thread(self.engine.close)
 
     def _check_room(self, count: int) -> None:
