@@ -87,7 +87,7 @@ def _listeners(
     config: ServerConfig, measured: Metrics, spans: Spans | None
 ) -> list[Callable[[RequestRecord], None]]:
     """Who hears of each request that is over."""
-    listeners = [measured.http.finished]
+    listeners: list[Callable[[RequestRecord], None]] = [measured.http.finished]
     if config.access_log:
         listeners.append(log_access)
     if spans is not None:
