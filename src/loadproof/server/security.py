@@ -165,7 +165,8 @@ def _unauthorized() -> ApiError:
         "Give one of the server's API keys: Authorization: Bearer KEY.",
         kind="authentication_error",
         code="invalid_api_key",
-        headers={"WWW-Authenticate": 'Bearer, Basic realm="loadproof"'},
+        # Alone in its header: browsers ask for no password where Bearer stands beside it.
+        headers={"WWW-Authenticate": 'Basic realm="loadproof"'},
     )
 
 
