@@ -30,7 +30,7 @@ ENGINE = {"served_model_name": MODEL_NAME, "max_model_len": 256, "num_threads": 
 CHAT_TEMPLATE = (
     "{% if thinking %}(think){% endif %}"
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}[{{ call.function.name }}]{% endfor %}\n{% endfor %}"
+    "{% for call in m.tool_calls or [] %}[{{ call.function.name }}]{% endfor %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 _SERVER_SETTINGS = frozenset(one.name for one in fields(ServerConfig))

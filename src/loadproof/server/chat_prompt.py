@@ -9,13 +9,17 @@ from loadproof.server.schemas.chat import ChatRequest
 from loadproof.server.schemas.tokens import TokenizeRequest
 from loadproof.server.state import ServerState
 
+# Fields of the request's own, whatever the settings allow.
+_TAKEN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
 
 def chat_prompt(state: ServerState, body: ChatRequest | TokenizeRequest) -> TokenizedPrompt:
     """The prompt by the model's template; 400 for a chat that it refuses. Slow enough for a thread."""
     variables = body.chat_template_kwargs or {}
-    unknown = sorted(variables.keys() - set(state.config.template_arguments))
+    known = [name for name in state.config.template_arguments if name not in _TAKEN]
+    unknown = sorted(variables.keys() - set(known))
     if unknown:
-        allowed = ", ".join(state.config.template_arguments)
+        allowed = ", ".join(known)
         raise bad_request(
             f"chat_template_kwargs may set {allowed}, and not {', '.join(unknown)}"[:500],
             "chat_template_kwargs",

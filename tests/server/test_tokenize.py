@@ -1,0 +1,66 @@
+"""``/tokenize`` and ``/detokenize``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loadproof import LLM
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def test_a_text(http: httpx.Client, reference: LLM) -> None:
+    answer = http.post("/tokenize", json={"prompt": "Hello there"}).json()
+    ids = reference.tokenizer.encode("Hello there")
+    assert answer == {"tokens": ids, "count": len(ids), "max_model_len": 256}
+
+
+def test_the_tokens_as_the_vocabulary_writes_them(http: httpx.Client, reference: LLM) -> None:
+    answer = http.post("/tokenize", json={"prompt": "a b", "return_token_strs": True}).json()
+    assert answer["token_strs"] == [reference.tokenizer.id_to_token(i) for i in answer["tokens"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "prompt"),
+    [
+        ({}, "<user>Hi\n<assistant>"),
+        ({"add_generation_prompt": False}, "<user>Hi\n"),
+        ({"chat_template_kwargs": {"thinking": True}}, "(think)<user>Hi\n<assistant>"),
+        ({"continue_final_message": True}, "<user>Hi"),
+    ],
+)
+def test_a_chat_is_what_its_answer_begins_with(
+    http: httpx.Client, reference: LLM, options: dict[str, Any], prompt: str
+) -> None:
+    tokens = http.post("/tokenize", json={"messages": HI, **options}).json()["tokens"]
+    assert tokens == reference.tokenizer.encode(prompt, add_special_tokens=False)
+    body = {"messages": HI, "max_tokens": 1, "return_token_ids": True, **options}
+    assert http.post("/v1/chat/completions", json=body).json()["prompt_token_ids"] == tokens
+
+
+def test_special_tokens_in_a_text(http: httpx.Client) -> None:
+    tokens = http.post("/tokenize", json={"prompt": "</s>a"}).json()["tokens"]
+    assert tokens[0] == 1
+    assert http.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": "</s>a"}
+
+
+def test_no_tokens(http: httpx.Client) -> None:
+    assert http.post("/tokenize", json={"prompt": ""}).json()["tokens"] == []
+    assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+
+
+@settings(max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(max_size=40))
+def test_back_and_forth(http: httpx.Client, text: str) -> None:
+    tokens = http.post("/tokenize", json={"prompt": text}).json()["tokens"]
+    assert http.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": text}
+
+
+def test_unknown_fields_are_named(http: httpx.Client) -> None:
+    assert http.post("/tokenize", json={"prompt": "a", "x": 1}).headers["x-ignored-fields"] == "x"
+    assert http.post("/detokenize", json={"tokens": [5], "y": 1}).headers["x-ignored-fields"] == "y"
