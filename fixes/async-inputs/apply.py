@@ -1,0 +1,128 @@
+"""Seeds a step's decode rows from the host's tokens, before the last step's sampled ones go over them."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+sys.dont_write_bytecode = True  # the folder may be a mount that others share
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from fixcli import main  # noqa: E402
+from fixlib import Fix, mark  # noqa: E402
+from fixsource import DriftedError, Edit, Source, dotted, same, walk  # noqa: E402
+
+FOLDER = Path(__file__).resolve().parent
+METHOD = "HPUModelRunner._create_decode_input_data"
+ROWS = "[:total_num_scheduled_tokens]"
+COUNT = "total_num_scheduled_tokens = sum(num_tokens_per_req)"
+CARRY_OVER = "self._prepare_input_ids(scheduler_output)"
+# Both branches read input_ids_hpu with one request after the other, as input_ids_cpu holds them, and CARRY_OVER
+# puts a sampled token at the last place of its request. The host's buffer is written again while the copy may
+# still run, hence the clone.
+SEED = (
+    f"host_input_ids = self.input_ids_cpu{ROWS}.clone()",
+    f"self.input_ids_hpu{ROWS}.copy_(host_input_ids, non_blocking=True)",
+)
+HOST_ROWS = f"self.input_ids_cpu{ROWS}"
+HOST_ONE = (
+    "self.input_ids_cpu[:num_decodes]",
+    *(
+        f"{ids}[:num_decodes].{flat}"
+        for ids in ("token_ids", "token_ids_device")
+        for flat in ("view(-1)", "flatten()")
+    ),
+)
+ASYNC = "self.use_async_scheduling and scheduler_output is not None"
+READ_ONE = "token_ids_device[:num_decodes] = self.input_ids_hpu[:num_decodes].view(-1, 1)"
+READ_SEVERAL = (
+    f"token_ids_split_tensors = torch.split(self.input_ids_hpu{ROWS}, num_tokens_per_req)",
+    f"token_ids_split_tensors = torch.split(self.input_ids_hpu{ROWS}, num_tokens_per_req[:num_decodes])",
+)
+
+
+def inspect(source: Source) -> Edit | None:
+    """Look at what ``_create_decode_input_data`` writes to ``input_ids_hpu`` before it reads it."""
+    method = source.method(*METHOD.split("."))
+    branches = [node for node in walk(method.body) if isinstance(node, ast.If) and same(node.test, ASYNC)]
+    if len(branches) != 1:
+        raise DriftedError(f"{METHOD} has not one branch `if {ASYNC}`")
+    if not any(
+        same(node, "total_num_scheduled_tokens = sum(num_tokens_per_req)") for node in walk(method.body)
+    ):
+        raise DriftedError(f"{METHOD} doesn't count its decode tokens in the known way")
+    before, carry_over = _split(branches[0].body)
+    if _is_seeded(before):
+        return None
+    _check_unseeded(source, method, carry_over, before)
+    return source.insert(carry_over, above=[mark(FOLDER), *SEED])
+
+
+def _split(body: list[ast.stmt]) -> tuple[list[ast.stmt], ast.stmt]:
+    """Give what comes before the carry-over, and the carry-over; the known reads must follow."""
+    places = [number for number, statement in enumerate(body) if same(statement, CARRY_OVER)]
+    if len(places) != 1 or len(body) <= places[0] + 1:
+        raise DriftedError(f"{METHOD} doesn't call {CARRY_OVER} once before it reads the rows")
+    read = body[places[0] + 1]
+    if not (isinstance(read, ast.If) and same(read.test, "num_tokens == 1") and read.orelse):
+        raise DriftedError(f"{METHOD} doesn't read the rows in the known way")
+    if not (same(read.body[0], READ_ONE) and same(read.orelse[0], *READ_SEVERAL)):
+        raise DriftedError(f"{METHOD} reads the rows from another place or layout")
+    return body[: places[0]], body[places[0]]
+
+
+def _is_seeded(before: list[ast.stmt]) -> bool:
+    pairs = zip(before, before[1:])
+    if any(same(first, SEED[0]) and same(second, SEED[1]) for first, second in pairs):
+        return True
+    return any(same(one, *_writes(ROWS, HOST_ROWS)) or _seeds_by_branch(one) for one in before)
+
+
+def _seeds_by_branch(statement: ast.stmt) -> bool:
+    if not (isinstance(statement, ast.If) and same(statement.test, "num_tokens == 1")):
+        return False
+    one, several = statement.body, statement.orelse
+    return (
+        len(one) == len(several) == 1
+        and same(one[0], *_writes("[:num_decodes]", *HOST_ONE))
+        and same(several[0], *_writes(ROWS, HOST_ROWS))
+    )
+
+
+def _writes(rows: str, *sources: str) -> list[str]:
+    """Give the forms of a statement that copies one of the sources into the rows of input_ids_hpu."""
+    to = f"self.input_ids_hpu{rows}"
+    return [
+        form
+        for source in (*sources, *(f"{one}.clone()" for one in sources))
+        for form in (
+            f"{to} = {source}",
+            f"{to}.copy_({source})",
+            f"{to}.copy_({source}, non_blocking=True)",
+            f"async_h2d_copy({source}, {to})",
+            f"async_h2d_copy({source}, dest_tensor={to})",
+        )
+    ]
+
+
+def _check_unseeded(
+    source: Source, method: ast.FunctionDef, carry_over: ast.stmt, before: list[ast.stmt]
+) -> None:
+    device = [node for node in walk(method.body) if dotted(node) == "self.input_ids_hpu"]
+    host = [node for node in walk(before) if dotted(node) == "self.input_ids_cpu"]
+    if host or any(_line(node) < carry_over.lineno for node in device):
+        raise DriftedError(f"{METHOD} touches its input rows before the carry-over in an unknown way")
+    helper = source.method("HPUModelRunner", "_prepare_input_ids")
+    if any(dotted(node) == "self.input_ids_cpu" for node in walk(helper.body)):
+        raise DriftedError("HPUModelRunner._prepare_input_ids takes rows from the host in an unknown way")
+
+
+def _line(node: ast.AST) -> int:
+    return int(getattr(node, "lineno", 0))
+
+
+FIX = Fix(FOLDER, inspect)
+
+if __name__ == "__main__":
+    sys.exit(main(FIX))

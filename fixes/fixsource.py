@@ -1,0 +1,121 @@
+"""A Python file as bytes, as text, and as a syntax tree whose places lead back into the text.
+
+Edits are whole lines, so that every byte outside of them stays as it was: encoding, byte-order mark, line
+endings, tabs, comments and formatting included.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+
+
+class DriftedError(Exception):
+    """The code, the package or the release isn't one that a fix knows; the text says which and why."""
+
+
+class Edit(NamedTuple):
+    """Whole lines of a file: what they are, what they become, and where they start."""
+
+    start: int
+    old: str
+    new: str
+
+
+class Source:
+    """One file's contents; raises :class:`DriftedError` where they aren't Python that this interpreter reads."""
+
+    def __init__(self, data: bytes) -> None:
+        try:
+            # detect_encoding names utf-8-sig where there is a byte-order mark, which decoding then drops.
+            self.encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+            self.text = data.decode(self.encoding)
+            self.tree = ast.parse(data)
+        except (SyntaxError, ValueError, LookupError, RecursionError, MemoryError) as error:
+            raise DriftedError(f"this Python can't read the file: {error}") from error
+        if self.encode(self.text) != data:
+            raise DriftedError(f"the file's {self.encoding} text doesn't encode to the same bytes again")
+        self._lines = _LINE.findall(self.text)
+        self._starts = [0]
+        for line in self._lines:
+            self._starts.append(self._starts[-1] + len(line))
+
+    def encode(self, text: str) -> bytes:
+        """Give the bytes of ``text`` in the file's encoding."""
+        return text.encode(self.encoding)
+
+    def method(self, class_name: str, name: str) -> ast.FunctionDef:
+        """Find the one method of that name in the one class of that name."""
+        classes = [
+            node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name == class_name
+        ]
+        if len(classes) != 1:
+            raise DriftedError(f"the file has {len(classes) or 'no'} classes {class_name}, not one")
+        methods = [
+            node for node in classes[0].body if isinstance(node, ast.FunctionDef) and node.name == name
+        ]
+        if len(methods) != 1:
+            raise DriftedError(f"{class_name} has {len(methods) or 'no'} methods {name}, not one")
+        return methods[0]
+
+    def replace(self, node: ast.expr, new: str, above: Sequence[str]) -> Edit:
+        """Put ``new`` in the place of an expression, and the lines ``above`` over its first line."""
+        start = self._offset(node.lineno, node.col_offset)
+        end = self._offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
+        return self._edit(node.lineno, start, end, new, above)
+
+    def insert(self, statement: ast.stmt, above: Sequence[str]) -> Edit:
+        """Put the lines ``above`` over a statement, indented like it."""
+        start = self._offset(statement.lineno, statement.col_offset)
+        return self._edit(statement.lineno, start, start, "", above)
+
+    def apply(self, edit: Edit) -> bytes:
+        """Give the file's bytes after an edit of it."""
+        after = edit.start + len(edit.old)
+        return self.encode(self.text[: edit.start] + edit.new + self.text[after:])
+
+    def _offset(self, line: int, column: int) -> int:
+        # Columns of a syntax tree count the bytes of UTF-8, whatever the file's encoding.
+        return self._starts[line - 1] + len(self._lines[line - 1].encode()[:column].decode())
+
+    def _edit(self, line: int, start: int, end: int, new: str, above: Sequence[str]) -> Edit:
+        first = self._starts[line - 1]
+        last = next(place for place in self._starts if place >= end and place > first)
+        header = self._lines[line - 1]
+        indent = header[: len(header) - len(header.lstrip(" \t\f"))]
+        newline = header[len(header.rstrip("\r\n")) :] or "\n"
+        added = "".join(indent + text + newline for text in above)
+        kept = self.text[first:start] + new + self.text[end:last]
+        return Edit(first, self.text[first:last], added + kept)
+
+
+def same(node: ast.AST, *forms: str) -> bool:
+    """Whether a node is the code of one of the forms, whatever its formatting."""
+    expression = isinstance(node, ast.expr)
+    return any(ast.dump(node) == _dump(form, expression) for form in forms)
+
+
+def walk(statements: Sequence[ast.stmt]) -> list[ast.AST]:
+    """Give every node of the statements."""
+    return [node for statement in statements for node in ast.walk(statement)]
+
+
+def dotted(node: ast.AST) -> str | None:
+    """Name a variable or an attribute of one (``self.buffer``), or give None."""
+    if isinstance(node, ast.Name):
+        return node.id
+    base = dotted(node.value) if isinstance(node, ast.Attribute) else None
+    return f"{base}.{node.attr}" if base and isinstance(node, ast.Attribute) else None
+
+
+@cache
+def _dump(form: str, expression: bool) -> str:
+    statement = ast.parse(form).body[0]
+    return ast.dump(statement.value if expression and isinstance(statement, ast.Expr) else statement)
