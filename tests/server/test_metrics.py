@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
@@ -21,6 +23,7 @@ from loadproof.server.histogram import Histogram, token_bounds
 from loadproof.server.metric_names import ENGINE_COUNTERS, ENGINE_GAUGES
 from loadproof.server.routes import metrics as route
 
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "metrics.md"
 LABELS = {"model_name": MODEL_NAME, "engine": "0"}
 # What vLLM 0.32 and its dashboards call them; a counter's samples have "_total" after its name.
 VLLM_NAMES = {
@@ -291,6 +294,18 @@ def test_two_servers_of_one_process_count_by_themselves(server: Running, served:
     complete(served, max_tokens=1)
     assert Scrape(served).value("loadproof:num_requests_total") == 2
     assert Scrape(server).value("loadproof:num_requests_total") == before
+
+
+def test_every_metric_is_in_the_documentation(served: Running) -> None:
+    documented = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", DOCUMENTATION.read_text(), re.MULTILINE))
+    http_names = {"http_requests_total": "counter", "http_request_duration_seconds": "histogram"}
+    page = Scrape(served)
+    shown = {
+        name.removeprefix("loadproof:") + ("_total" if family.type == "counter" else ""): family.type
+        for name, family in page.families.items()
+        if name.startswith("loadproof:")
+    }
+    assert documented == shown | http_names
 
 
 def test_the_page_is_documented(http: httpx.Client) -> None:
