@@ -33,7 +33,7 @@ class UnknownError(Exception):
 
 
 def run(body: Sequence[ast.stmt], inputs: Mapping[str, Any], wanted: str) -> int:
-    """Give what ``wanted`` (``self.counts``, at any index) is after ``body``, or raise :class:`UnknownError`."""
+    """Give what ``wanted`` (``self.counts``, at any index) is after ``body``; may raise UnknownError."""
     values = dict(inputs)
     _run(body, values, wanted)
     if wanted not in values:

@@ -13,7 +13,7 @@ import fixstore
 import fixtree
 from fixsource import DriftedError, Edit, Source
 
-# The edit that a file in the known faulty form needs; None where it is right. Raises DriftedError for any other.
+# Gives the edit that a file in the known faulty form needs, None for a right one; else raises DriftedError.
 Inspect = Callable[[Source], Optional[Edit]]
 
 APPLIED, NOT_NEEDED, NOT_APPLIED, REVERTED = "applied", "not needed", "not applied", "reverted"
@@ -81,22 +81,15 @@ class Fix:
         return self._report(lambda: self._revert(root))
 
     def diff(self, root: Path | None = None, any_release: bool = False) -> bytes:
-        """Give the change that applying would make, as a patch; nothing where there is none. Raises DriftedError."""
+        """Give the change that applying would make, as a patch, or nothing; raises :class:`DriftedError`."""
         look = self._look(root, any_release)
         if look.edit is None:
             return b""
         return _diff(self.facts.file, look.source.encode(look.source.text), look.source.apply(look.edit))
 
     def _look(self, root: Path | None, any_release: bool) -> Look:
-        facts = self.facts
-        tree = fixtree.locate(facts.package, facts.distribution, root)
-        path = tree.root / facts.file
-        if not path.is_file():
-            raise DriftedError(
-                f"{facts.distribution} {tree.release or 'of unknown release'} has no {facts.file}"
-            )
-        source = Source(path.read_bytes())
-        edit = self.inspect(source)
+        tree, path = self._find(root)
+        source, edit = self._judge(path)
         marked = self.mark in source.text
         if edit is None:
             return Look(tree, path, source, None, APPLIED if marked else NOT_NEEDED)
@@ -105,18 +98,34 @@ class Fix:
                 f"{path} has this fix's mark, but not the whole fix: install the package again"
             )
         if not any_release:
-            _check_release(facts, tree)
+            _check_release(self.facts, tree)
         return Look(tree, path, source, edit, NOT_APPLIED)
 
-    def _found(self, look: Look, changed: bool = False) -> Report:
+    def _find(self, root: Path | None) -> tuple[fixtree.Tree, Path]:
+        facts = self.facts
+        tree = fixtree.locate(facts.package, facts.distribution, root)
+        path = tree.root / facts.file
+        if not path.is_file():
+            release = tree.release or "of unknown release"
+            raise DriftedError(f"{facts.distribution} {release} in {tree.root} has no file {facts.file}")
+        return tree, path
+
+    def _judge(self, path: Path) -> tuple[Source, Edit | None]:
+        try:
+            source = Source(path.read_bytes())
+            return source, self.inspect(source)
+        except DriftedError as drift:
+            raise DriftedError(f"{path}: {drift}") from drift
+
+    def _found(self, look: Look) -> Report:
         reasons = {
             APPLIED: "the fix is in place",
             NOT_NEEDED: "the code is right already: this release has the upstream change, or one like it",
             NOT_APPLIED: "the code is in the known faulty form",
         }
-        return self._stand(look, look.status, reasons[look.status], changed)
+        return self._stand(look, look.status, reasons[look.status])
 
-    def _stand(self, look: Look, status: str, reason: str, changed: bool) -> Report:
+    def _stand(self, look: Look, status: str, reason: str, changed: bool = False) -> Report:
         return Report(self.name, status, reason, changed, look.tree.release, str(look.path), look.tree.kind)
 
     def _report(self, act: Callable[[], Report]) -> Report:
@@ -137,7 +146,7 @@ class Fix:
             if look.edit is None:
                 return self._found(look)
             self._change(look, look.edit)
-        return self._stand(look, APPLIED, "the fix was applied: restart the engine", True)
+        return self._stand(look, APPLIED, "restart the engine to use it", changed=True)
 
     def _change(self, look: Look, edit: Edit) -> None:
         before, after = look.source.encode(look.source.text), look.source.apply(edit)
@@ -153,23 +162,13 @@ class Fix:
             raise
 
     def _revert(self, root: Path | None) -> Report:
-        facts = self.facts
-        tree = fixtree.locate(facts.package, facts.distribution, root)
-        path = tree.root / facts.file
-        if not path.is_file():
-            raise DriftedError(
-                f"{facts.distribution} {tree.release or 'of unknown release'} has no {facts.file}"
-            )
+        tree, path = self._find(root)
         changed = False
         if self.mark in Source(path.read_bytes()).text or fixstore.kept_of(path, self.name) is not None:
             _check_no_link(path)
             with fixstore.locked(path):
                 changed = self._undo(path)
-        reason = (
-            "the file is as it was: restart the engine"
-            if changed
-            else "the fix isn't applied: nothing to undo"
-        )
+        reason = "restart the engine" if changed else "there was nothing to undo"
         return Report(self.name, REVERTED, reason, changed, tree.release, str(path), tree.kind)
 
     def _undo(self, path: Path) -> bool:
@@ -215,8 +214,8 @@ def _check_release(facts: fixfacts.Facts, tree: fixtree.Tree) -> None:
         )
     if tree.release is not None and tree.release.split("+")[0] not in facts.releases:
         raise DriftedError(
-            f"{facts.distribution} {tree.release} isn't a release that the fix knows ({known}), though its code "
-            "is in the known faulty form; --any-release takes that as enough"
+            f"{facts.distribution} {tree.release} isn't a release that the fix knows ({known}), though its "
+            "code is in the known faulty form; --any-release takes that as enough"
         )
 
 

@@ -30,7 +30,7 @@ class Edit(NamedTuple):
 
 
 class Source:
-    """One file's contents; raises :class:`DriftedError` where they aren't Python that this interpreter reads."""
+    """One file's contents; raises DriftedError where this interpreter doesn't read them as Python."""
 
     def __init__(self, data: bytes) -> None:
         try:

@@ -1,7 +1,7 @@
 """Replaces one file so that a crash at any moment leaves the old one or the new one; keeps the way back.
 
-Beside the file lies a folder ``.loadproof-fixes`` with, for each applied fix, the file as it was and a record:
-its digest before and after, and the lines that changed. Both are on the disk before the file changes.
+Beside the file lies a folder ``.loadproof-fixes`` with, for each applied fix, the file as it was and a
+record: its digest before and after, and the lines that changed. Both are on the disk before the file changes.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ def _installed(package: str, distribution: str) -> Tree:
     places = list(spec.submodule_search_locations or []) if spec else []
     if not places:
         raise DriftedError(
-            f"{distribution} isn't installed for {sys.executable}: run with the engine's Python, or give --root"
+            f"{distribution} isn't installed for {sys.executable}: "
+            "run with the engine's Python, or give --root"
         )
     root = Path(places[0]).parent
     try:

@@ -6,21 +6,22 @@ import ast
 import sys
 from pathlib import Path
 
-sys.dont_write_bytecode = True  # the folder may be a mount that others share
+if __name__ == "__main__":
+    sys.dont_write_bytecode = True  # the folder may be a mount that others share
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from fixcli import main  # noqa: E402
-from fixlib import Fix, mark  # noqa: E402
-from fixsource import DriftedError, Edit, Source, dotted, same, walk  # noqa: E402
+from fixcli import main
+from fixlib import Fix, mark
+from fixsource import DriftedError, Edit, Source, dotted, same, walk
 
 FOLDER = Path(__file__).resolve().parent
 METHOD = "HPUModelRunner._create_decode_input_data"
 ROWS = "[:total_num_scheduled_tokens]"
 COUNT = "total_num_scheduled_tokens = sum(num_tokens_per_req)"
 CARRY_OVER = "self._prepare_input_ids(scheduler_output)"
-# Both branches read input_ids_hpu with one request after the other, as input_ids_cpu holds them, and CARRY_OVER
-# puts a sampled token at the last place of its request. The host's buffer is written again while the copy may
-# still run, hence the clone.
+# Both branches read input_ids_hpu with one request after the other, as input_ids_cpu holds them, and
+# CARRY_OVER puts a sampled token at the last place of its request. The host's buffer is written again while
+# the copy may still run, hence the clone.
 SEED = (
     f"host_input_ids = self.input_ids_cpu{ROWS}.clone()",
     f"self.input_ids_hpu{ROWS}.copy_(host_input_ids, non_blocking=True)",

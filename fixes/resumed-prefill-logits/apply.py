@@ -6,13 +6,14 @@ import ast
 import sys
 from pathlib import Path
 
-sys.dont_write_bytecode = True  # the folder may be a mount that others share
+if __name__ == "__main__":
+    sys.dont_write_bytecode = True  # the folder may be a mount that others share
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from fixcli import main  # noqa: E402
-from fixeval import UnknownError, run  # noqa: E402
-from fixlib import Fix, mark  # noqa: E402
-from fixsource import DriftedError, Edit, Source, same, walk  # noqa: E402
+from fixcli import main
+from fixeval import UnknownError, run
+from fixlib import Fix, mark
+from fixsource import DriftedError, Edit, Source, same, walk
 
 FOLDER = Path(__file__).resolve().parent
 COUNT = "self.num_prompt_tokens"

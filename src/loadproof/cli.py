@@ -18,6 +18,7 @@ from loadproof import __version__
 
 _COMMANDS = {
     "bench": "Measure latency and throughput.",
+    "fix": "Repair deployed engines in place.",
     "generate": "Complete prompts with a model.",
     "pull": "Fetch a model and print where it lies.",
     "score": "Print how likely continuations, or whole texts, are.",
