@@ -256,6 +256,14 @@ def test_logits_can_be_watched(llm: LLM) -> None:
     assert len(seen) == len(output.outputs[0].token_ids)
 
 
+def test_a_hook_may_remove_itself(llm: LLM) -> None:
+    def once(*_: object) -> None:
+        llm.on_logits(None)
+
+    llm.on_logits(once)
+    assert len(llm.generate(["one", "two"], GREEDY)) == 2
+
+
 def test_settings_are_checked_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match="no such settings: dtype"):
         LLM("no such model", dtype="float16")

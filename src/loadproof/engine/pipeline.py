@@ -126,10 +126,11 @@ class Pipeline:
         result = flight.step.result()
         sampling = [chunk for chunk in flight.chunks if chunk.samples]
         assert len(result.token_ids) == len(result.logprobs) == len(sampling)
-        if self.on_logits is not None and result.logits is not None:
+        hook = self.on_logits  # it may be removed meanwhile, by itself or by another thread
+        if hook is not None and result.logits is not None:
             for chunk, logits in zip(sampling, result.logits, strict=True):
                 if not chunk.request.finished:
-                    self.on_logits(chunk.request.request_id, chunk.request.index, chunk.stop, logits)
+                    hook(chunk.request.request_id, chunk.request.index, chunk.stop, logits)
         self._flights.popleft()
         self.num_steps += 1
         self._runner.record(sampling, result.token_ids)
