@@ -86,7 +86,7 @@ def revert(names: tuple[str, ...], every: bool, root: Path | None, as_json: bool
 def fixes_folder() -> Path:
     """Find the fixes: in the installed package, or beside ``src/`` in a checkout."""
     package = Path(loadproof.__file__).parent
-    for folder in (package / "_fixes", package.parents[1] / "fixes"):
+    for folder in (package / "fixes", package.parents[1] / "fixes"):
         if (folder / "fixlib.py").is_file():
             return folder
     raise FileNotFoundError("this installation has no fixes")
