@@ -1,0 +1,35 @@
+"""``loadproof`` with a device that fails, freezes or dawdles: ``python -m tests.server.faulty_server HOW STEP ...``.
+
+From step ``STEP`` on: ``fail`` raises, ``freeze`` never comes back, ``slow`` takes ten milliseconds more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+
+from loadproof.cli import run
+from loadproof.devices.cpu import CpuDevice
+from loadproof.devices.device import StepBatch, SubmittedStep
+
+
+def _spoil(how: str, first: int) -> None:
+    submit, numbers = CpuDevice.submit, itertools.count(1)
+
+    def spoilt(self: CpuDevice, batch: StepBatch) -> SubmittedStep:
+        if next(numbers) >= first:
+            if how == "fail":
+                raise RuntimeError("the device failed")
+            if how == "freeze":
+                threading.Event().wait()
+            time.sleep(0.01)
+        return submit(self, batch)
+
+    CpuDevice.submit = spoilt  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    _spoil(sys.argv[1], int(sys.argv[2]))
+    sys.exit(run(sys.argv[3:]))
