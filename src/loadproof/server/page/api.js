@@ -1,5 +1,7 @@
 // The server's answers: streams of chat pieces, and errors in words.
 
+// The page's own address without a user's name and password, which browsers refuse to fetch with.
+const HERE = new URL(location.pathname, location.origin);
 const UNREACHABLE = "The server can't be reached. Is it still running?";
 const SILENT = "The server doesn't answer.";
 const BROKEN = "The connection broke off before the answer was complete.";
@@ -33,7 +35,7 @@ export async function engineView() {
 async function request(path, options) {
   let response;
   try {
-    response = await fetch(path, options);
+    response = await fetch(new URL(path, HERE), options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ServerError(error.name === "TimeoutError" ? SILENT : UNREACHABLE);

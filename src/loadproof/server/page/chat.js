@@ -32,7 +32,7 @@ function show(busy) {
   send.hidden = busy;
   stop.hidden = !busy;
   log.setAttribute("aria-busy", busy);
-  for (const button of log.querySelectorAll("button.replay")) button.disabled = busy;
+  for (const button of log.querySelectorAll("button.replay")) button.setAttribute("aria-disabled", busy);
   if (hadFocus) (busy ? stop : message).focus();
 }
 

@@ -4,7 +4,7 @@ import { engineView } from "./api.js";
 
 const PERIOD = 1000;
 const PERIOD_AFTER_ERROR = 5000;
-const MOST_ROWS = 8;
+const MOST_ROWS = 5;
 const TRACE = 60;
 
 const panel = document.getElementById("engine");
@@ -36,7 +36,7 @@ async function ask() {
   let pause = PERIOD;
   try {
     show(await engineView());
-    health("", "The engine answers");
+    health("", "Ready");
   } catch (error) {
     before = null;
     pause = PERIOD_AFTER_ERROR;
