@@ -37,11 +37,15 @@ _SERVER_SETTINGS = frozenset(one.name for one in fields(ServerConfig))
 
 
 def write_chat_model(directory: Path) -> Path:
-    """The tiny llama with a chat template that shows what it was given."""
+    """The tiny llama with room for long texts, and a chat template that shows what it was given."""
     write_model(directory, "llama")
-    path = directory / "tokenizer_config.json"
-    settings = json.loads(path.read_text()) | {"chat_template": CHAT_TEMPLATE}
-    path.write_text(json.dumps(settings))
+    changes = {
+        "tokenizer_config.json": {"chat_template": CHAT_TEMPLATE},
+        "config.json": {"max_position_embeddings": 16384},  # for requests that take a while
+    }
+    for name, values in changes.items():
+        path = directory / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
     return directory
 
 
@@ -111,6 +115,7 @@ def running(model: str | Path, **settings: Any) -> Iterator[Running]:
     ours = {name: settings.pop(name) for name in list(settings) if name in _SERVER_SETTINGS}
     llm = LLM(str(model), **settings)
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)  # who doesn't read is felt soon
         host, port = listener.getsockname()
         config = ServerConfig(host=host, port=port, **ours)
         app = create_app(llm, config)
