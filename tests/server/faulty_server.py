@@ -1,4 +1,4 @@
-"""``loadproof`` with a device that fails, freezes or dawdles: ``python -m tests.server.faulty_server HOW STEP ...``.
+"""``loadproof`` on a faulty device: ``python -m tests.server.faulty_server HOW STEP ARGUMENTS``.
 
 From step ``STEP`` on: ``fail`` raises, ``freeze`` never comes back, ``slow`` takes ten milliseconds more.
 """

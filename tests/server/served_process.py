@@ -108,7 +108,7 @@ class ServerProcess:
 @contextmanager
 def served(*args: str, fault: tuple[str, int] | None = None, **env: str) -> Iterator[ServerProcess]:
     """Run ``loadproof serve`` with ``args`` on a free port, its device at fault where that is asked for."""
-    program = _PROGRAM
+    program: tuple[str, ...] = _PROGRAM
     if fault is not None:
         program = ("-m", "tests.server.faulty_server", fault[0], str(fault[1]))
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.server.running import PATIENCE
 from tests.server.served_process import ENDLESS, ServerProcess, served, write_long_model
 
-from loadproof import LLM
+from loadproof import LLM, SamplingParams
+from loadproof.devices.device import StepBatch, SubmittedStep
+from loadproof.engine.prompts import TokenizedPrompt
+from loadproof.server.async_engine import Ask, AsyncEngine
 from loadproof.server.serve import serve
 from loadproof.server.settings import ServerConfig
 from loadproof.server.sockets import AddressError, bound_sockets, close_all
@@ -171,17 +176,46 @@ def test_a_request_that_is_not_streamed_fails_with_its_engine(model: str) -> Non
 
 
 def test_a_frozen_engine_is_unhealthy_while_the_server_answers(model: str) -> None:
-    with served(model, *SMALL, "--health-timeout", "0.2", fault=("freeze", 100)) as server:
-        with streaming(server, ENDLESS):
-            while get(server, "/health") != 503:
-                pass
-            assert get(server, "/version") == 200
-            server.signal(signal.SIGTERM)
-            server.wait_for_log("shutting down")
-            server.signal(signal.SIGTERM)
-            server.wait_for_log("a second SIGTERM")
-            server.signal(signal.SIGTERM)  # which ends what hangs
-            assert server.wait() == 143
+    with (
+        served(model, *SMALL, "--health-timeout", "0.2", fault=("freeze", 100)) as server,
+        streaming(server, ENDLESS),
+    ):
+        while get(server, "/health") != 503:
+            pass
+        assert get(server, "/version") == 200
+        server.signal(signal.SIGTERM)
+        server.wait_for_log("shutting down")
+        server.signal(signal.SIGTERM)
+        server.wait_for_log("a second SIGTERM")
+        server.signal(signal.SIGTERM)  # which ends what hangs
+        assert server.wait() == 143
+
+
+def test_a_step_that_does_not_end_is_left_behind(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen, thaw = threading.Event(), threading.Event()
+    with LLM(model, num_threads=1, kv_cache_memory=64 << 20) as llm:
+        submit = llm.engine.device.submit
+
+        def freezing(batch: StepBatch) -> SubmittedStep:
+            frozen.set()
+            thaw.wait(PATIENCE)
+            return submit(batch)
+
+        monkeypatch.setattr(llm.engine.device, "submit", freezing)
+
+        async def life() -> AsyncEngine:
+            engine = AsyncEngine(llm.engine)
+            engine.start()
+            engine.submit([Ask(prompt=TokenizedPrompt([1], ""), params=SamplingParams(max_tokens=1))])
+            await asyncio.to_thread(frozen.wait, PATIENCE)
+            await engine.drain(0.0)
+            await engine.stop(0.01)
+            return engine
+
+        engine = asyncio.run(life())
+        assert isinstance(engine.failure, TimeoutError)
+        assert not llm.engine.closed
+        thaw.set()
 
 
 def test_an_address_in_use_is_one_line_before_the_model_is_looked_at() -> None:

@@ -78,7 +78,10 @@ def address_error(host: str, port: int, error: OSError) -> AddressError:
 
 def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
     """Where a name leads, each address once."""
-    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:
+        raise socket.gaierror(socket.EAI_NONAME, "not a name that a machine can have") from error
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
 
