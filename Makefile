@@ -57,9 +57,12 @@ simulate: $(VENV)/.installed   ## simulated steps of the scheduler: STEPS=200000
 sanitize: $(VENV)/.dev   ## the native part's unit tests under address and undefined-behaviour sanitizers
 	$(BUILD_ENV) PYTHON="$(CURDIR)/$(BIN)/python" sh tests/sanitize.sh
 
-lint: $(VENV)/.dev   ## ruff, mypy --strict, clang-format
+lint: $(VENV)/.dev   ## ruff, mypy --strict, clang-format, the generated pages of the fixes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy fixes/*.py
+	for fix in fixes/*/apply.py; do $(BIN)/mypy $$fix || exit 1; done
+	$(BIN)/python fixes/fixpages.py --check
 	$(BIN)/mypy src tests bench/sampling.py bench/scheduling.py bench/half_pool.py bench/few_shot.py
 	MYPYPATH=src:bench:bench/peers $(BIN)/mypy bench/side_by_side.py bench/scoring.py bench/peers/protocol.py bench/peers/llamacpp_driver.py bench/peers/loadproof_driver.py
 	$(BIN)/clang-format --dry-run --Werror native/*.cc native/*.h native/isa/*

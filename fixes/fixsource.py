@@ -53,16 +53,12 @@ class Source:
 
     def method(self, class_name: str, name: str) -> ast.FunctionDef:
         """Find the one method of that name in the one class of that name."""
-        classes = [
-            node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name == class_name
-        ]
-        if len(classes) != 1:
-            raise DriftedError(f"the file has {len(classes) or 'no'} classes {class_name}, not one")
-        methods = [
-            node for node in classes[0].body if isinstance(node, ast.FunctionDef) and node.name == name
-        ]
+        found = [one for one in self.tree.body if isinstance(one, ast.ClassDef) and one.name == class_name]
+        if len(found) != 1:
+            raise DriftedError(f"it has {len(found)} classes {class_name}, not one")
+        methods = [one for one in found[0].body if isinstance(one, ast.FunctionDef) and one.name == name]
         if len(methods) != 1:
-            raise DriftedError(f"{class_name} has {len(methods) or 'no'} methods {name}, not one")
+            raise DriftedError(f"{class_name} has {len(methods)} methods {name}, not one")
         return methods[0]
 
     def replace(self, node: ast.expr, new: str, above: Sequence[str]) -> Edit:

@@ -1,0 +1,173 @@
+"""Runs that die at any step, that fail at any step, and that run at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fixes.engines import FIXES, Engine, load
+
+CALLS = ["open", "write", "fsync", "replace", "unlink", "mkdir", "rmdir", "fchmod", "chown"]
+# Runs apply.py, and dies before or after the nth call that changes the tree, or in the middle of a write.
+DIE = """
+import os, runpy, sys
+when, left = sys.argv[1], int(sys.argv[2])
+def dying(name, call):
+    def changed(*args, **kwargs):
+        global left
+        if name == "open" and not args[1] & os.O_CREAT:
+            return call(*args, **kwargs)
+        left -= 1
+        if left == 0:
+            if when == "after":
+                call(*args, **kwargs)
+            if when == "amid" and name == "write":
+                call(args[0], args[1][: len(args[1]) // 2])
+            os._exit(9)
+        return call(*args, **kwargs)
+    return changed
+for name in {calls}:
+    setattr(os, name, dying(name, getattr(os, name)))
+sys.argv[:3] = []
+sys.argv[0] = {apply!r}
+runpy.run_path({apply!r}, run_name="__main__")
+"""
+
+
+def die(engine: Engine, when: str, call: int, *options: str) -> bool:
+    """Run a fix that dies at a call; whether it came so far."""
+    apply = str(FIXES / engine.fix.name / "apply.py")
+    code = DIE.format(calls=CALLS, apply=apply)
+    command = [sys.executable, "-c", code, when, str(call), "apply.py", "--root", str(engine.root), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode in (0, 9), done.stderr
+    return done.returncode == 9
+
+
+def package(engine: Engine) -> dict[str, bytes]:
+    """The engine's own files, without what fixes keep beside them."""
+    return {path: data for path, data in engine.files().items() if ".loadproof-fixes" not in path}
+
+
+@pytest.mark.parametrize("when", ["before", "amid", "after"])
+def test_dead_run_leaves_the_old_file_or_the_new_one(engine: Engine, when: str) -> None:
+    fix, root, first, old = engine.fix, engine.root, engine.files(), package(engine)
+    fix.apply(root)
+    new = package(engine)
+    fix.revert(root)
+    seen = set()
+    call = 0
+    while die(engine, when, call := call + 1):
+        found = package(engine)
+        assert found in (old, new)
+        seen.add(found == new)
+        assert fix.check(root).status == ("applied" if found == new else "not applied")
+        assert fix.apply(root).status == "applied"
+        assert package(engine) == new
+        assert fix.revert(root).changed
+        assert engine.files() == first
+    assert call > 10
+    assert seen == {False, True}
+    assert package(engine) == new
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_dead_revert_leaves_the_old_file_or_the_new_one(engine: Engine, when: str) -> None:
+    fix, root, first, old = engine.fix, engine.root, engine.files(), package(engine)
+    fix.apply(root)
+    new = package(engine)
+    call = 0
+    while die(engine, when, call := call + 1, "--revert"):
+        found = package(engine)
+        assert found in (old, new)
+        assert fix.check(root).status == ("applied" if found == new else "not applied")
+        assert fix.revert(root).status == "reverted"
+        assert engine.files() == first
+        fix.apply(root)
+    assert call > 5
+    assert engine.files() == first
+
+
+@contextmanager
+def failing(call: int) -> Iterator[list[str]]:
+    """Have the nth change of a tree fail as on a full disk; gives the calls so far."""
+    made: list[str] = []
+
+    def change(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            if name != "open" or args[1] & os.O_CREAT:
+                made.append(name)
+                if len(made) == call:
+                    raise OSError(28, "No space left on device", str(args[0]))
+            return real(*args, **kwargs)
+
+        return changed
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CALLS:
+            patch.setattr(os, name, change(name, getattr(os, name)))
+        yield made
+
+
+def test_failed_run_leaves_everything_as_it_was(engine: Engine) -> None:
+    """Whatever fails before the file is replaced; what fails after it takes nothing back."""
+    fix, root, first, old = engine.fix, engine.root, engine.files(), package(engine)
+    call = 0
+    statuses = []
+    while True:
+        with failing(call := call + 1) as made:
+            report = fix.apply(root)
+        statuses.append(report.status)
+        if report.status == "failed":
+            assert "No space left on device" in report.reason
+            assert package(engine) == old
+        else:
+            assert package(engine) != old
+        assert fix.apply(root).status == "applied"
+        assert fix.revert(root).status == "reverted"
+        assert engine.files() == first
+        if len(made) < call:
+            break
+    assert statuses.count("failed") > 8
+    assert statuses[-1] == "applied"
+
+
+def test_many_runs_at_once(engine: Engine) -> None:
+    """One of them applies the fix, the others find it applied; likewise for reverts."""
+    first = engine.files()
+    for options, number in (([], 1), (["--revert"], 1)):
+        command = [sys.executable, str(FIXES / engine.fix.name / "apply.py"), "--json", *options]
+        runs = [
+            subprocess.Popen([*command, "--root", str(engine.root)], stdout=subprocess.PIPE, text=True)
+            for _ in range(6)
+        ]
+        found = [json.loads(run.communicate(timeout=120)[0]) for run in runs]
+        assert [run.returncode for run in runs] == [0] * 6
+        assert sum(one["changed"] for one in found) == number
+    assert engine.files() == first
+
+
+def test_lock_is_on_the_file_that_is_there_now(engine: Engine, tmp_path: Path) -> None:
+    """A run that waited for a file that was replaced meanwhile looks at the new one."""
+    fixstore: Any = sys.modules["fixstore"]
+    assert load(engine.fix.name).name == engine.fix.name
+    new = tmp_path / "new.py"
+    new.write_bytes(engine.read() + b"# another\n")
+    real = fixstore.fcntl.flock
+
+    def replaced_meanwhile(descriptor: int, how: int) -> None:
+        real(descriptor, how)
+        if new.exists():
+            os.replace(new, engine.file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fixstore.fcntl, "flock", replaced_meanwhile)
+        assert engine.fix.apply(engine.root).changed
+    assert engine.read().endswith(b"# another\n")
