@@ -215,6 +215,23 @@ def test_what_the_server_refuses_is_said_in_its_words(page: Browser) -> None:
     assert all("400" in complaint for complaint in page.complaints())
 
 
+def test_the_end_of_a_long_chat_is_in_sight(page: Browser) -> None:
+    page.set(max_tokens=2)
+    below = """return arguments[0].getBoundingClientRect().bottom
+        - document.getElementById('log').getBoundingClientRect().bottom"""
+    for number in range(4):
+        answer = page.ask(f"line\u2028line {number} " * 2)
+        assert page.script(below, answer) <= 0
+    page.script("document.getElementById('log').scrollTop = 0")
+    page.replay(page.find(".answer"))
+    assert page.script("return document.getElementById('log').scrollTop") == 0, (
+        "whoever reads on is left there"
+    )
+    refused = page.ask("far too long " * 40)
+    assert page.script(below, refused) <= 0
+    page.complaints()
+
+
 def test_wrong_settings_are_not_sent(page: Browser) -> None:
     page.set(top_p=2)
     page.send("Hello")

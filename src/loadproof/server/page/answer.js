@@ -51,7 +51,7 @@ export class Answer {
   /** How it ended, in words. */
   get endingInWords() {
     if (this.ending === "stopped") return "you stopped it";
-    if (this.ending === "length") return "it reached the most tokens it may have";
+    if (this.ending === "length") return "at its limit of tokens";
     return this.stopReason === null ? "by itself" : `at the stop ${JSON.stringify(this.stopReason)}`;
   }
 }

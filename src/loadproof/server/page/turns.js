@@ -8,6 +8,7 @@ const log = document.getElementById("log");
 function append(name) {
   const turn = document.getElementById(name).content.cloneNode(true).firstElementChild;
   log.append(turn);
+  log.scrollTop = log.scrollHeight;
   return turn;
 }
 
@@ -29,7 +30,6 @@ function span(className, text) {
 export function showQuestion(content) {
   const turn = append("question");
   turn.querySelector(".text").textContent = content;
-  log.scrollTop = log.scrollHeight;
   return turn;
 }
 
@@ -42,7 +42,6 @@ export class AnswerView {
     this.verdict = this.turn.querySelector(".verdict");
     this.turn.querySelector(".replay").addEventListener("click", () => exclusively((signal) => this.replay(signal)));
     this.turn.classList.add("streaming");
-    following(() => {});
   }
 
   update() {
