@@ -11,14 +11,14 @@ import threading
 import time
 
 from loadproof.cli import run
-from loadproof.devices.cpu import CpuDevice
-from loadproof.devices.device import StepBatch, SubmittedStep
+from loadproof.devices.cpu import CpuDevice, CpuStep
+from loadproof.devices.device import StepBatch
 
 
 def _spoil(how: str, first: int) -> None:
     submit, numbers = CpuDevice.submit, itertools.count(1)
 
-    def spoilt(self: CpuDevice, batch: StepBatch) -> SubmittedStep:
+    def spoilt(self: CpuDevice, batch: StepBatch) -> CpuStep:
         if next(numbers) >= first:
             if how == "fail":
                 raise RuntimeError("the device failed")

@@ -27,7 +27,7 @@ Seen = dict[str, Any]
 @click.option("--strict", is_flag=True, default=None)
 @click.option("--access-log/--no-access-log", default=None)
 @click.pass_obj
-def example(seen: Seen, **values: Any) -> None:
+def example(seen: Seen, /, **values: Any) -> None:
     seen.update({name: value for name, value in values.items() if value not in (None, ())})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +12,15 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+from tests.server.running import Running
 
 from loadproof.cli import cli, run
 from loadproof.commands.serve import command
 from loadproof.config import EngineConfig
 from loadproof.server.settings import TEMPLATE_ARGUMENTS, ServerConfig
+from loadproof.server.sockets import allow_connections
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -109,6 +115,29 @@ def test_keys_come_from_the_environment_unless_given(called: Called, monkeypatch
     monkeypatch.setenv("LOADPROOF_API_KEY", "one two")
     assert config_of(called).api_keys == ("one", "two")
     assert config_of(called, "--api-key", "three").api_keys == ("three",)
+
+
+def test_the_documentation_names_every_option() -> None:
+    named = set(re.findall(r"`(--[a-z-]+)`", (ROOT / "docs" / "server.md").read_text()))
+    flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
+    assert {flag for flag in flags if flag.startswith("--")} - {"--config"} == named
+
+
+def test_the_documentation_names_every_route(server: Running) -> None:
+    text = (ROOT / "docs" / "server.md").read_text()
+    for path in server.app.openapi()["paths"]:
+        assert f" {path.replace(':path', '')}`" in text
+
+
+def test_as_many_files_as_the_system_lets_be_opened() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most - 1, hard))
+        allow_connections()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_help_groups_options() -> None:

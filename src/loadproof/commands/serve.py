@@ -167,10 +167,11 @@ def command(model: str, **values: Any) -> int:
     settings = _engine_settings(values)
     config = usage_checked(lambda: server_config(values))
     from loadproof.server.logs import configure_logging
-    from loadproof.server.sockets import bound_sockets, close_all
+    from loadproof.server.sockets import allow_connections, bound_sockets, close_all
     from loadproof.server.tls import tls_context
 
     tls_context(config)
+    allow_connections()
     sockets = bound_sockets(config.host, config.port)
     try:
         configure_logging(config)

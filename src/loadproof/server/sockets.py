@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import socket
 from collections.abc import Iterable
 from typing import Any
@@ -21,6 +22,7 @@ _REASONS = {
 _LACKING = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
+_MOST_FILES = 65536
 _EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})  # noqa: S104 - names, to be compared with
 
 
@@ -51,6 +53,14 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
         close_all(bound)
         raise address_error(host, port, error) from error
     return bound
+
+
+def allow_connections() -> None:
+    """Have the process open as many files as the system lets it: every connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def close_all(sockets: Iterable[socket.socket]) -> None:
