@@ -1,0 +1,300 @@
+"""How fast a server serves: requests and tokens a second, time to first token, and time between tokens.
+
+Drives any OpenAI-compatible ``/v1/completions`` with so many connections at a time, each asking one thing
+after the other: streamed, greedy, all of one length, the prompts token ids that no two requests share.
+``--generate`` completes the same prompts by ``LLM.generate`` in this process as well, for the ratio.
+
+    python bench/serving.py http://127.0.0.1:8000 [--connections 1,16,64] [--generate smollm2-135m] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from rich.console import Console
+from rich.table import Table
+
+from loadproof.bench import Workload, random_prompts
+
+_VOCAB_SIZE = 1 << 30  # the prompts' own range fits any common vocabulary
+
+
+class ServingError(RuntimeError):
+    """A server that doesn't answer as it should."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where to send requests."""
+
+    url: SplitResult
+    model: str | None
+    api_key: str | None
+
+    def request(self, body: dict[str, Any]) -> bytes:
+        """The bytes of a request to complete something."""
+        content = json.dumps(body).encode()
+        path = self.url.path.rstrip("/").removesuffix("/v1")
+        lines = [
+            f"POST {path}/v1/completions HTTP/1.1",
+            f"host: {self.url.netloc}",
+            "content-type: application/json",
+            f"content-length: {len(content)}",
+            *([f"authorization: Bearer {self.api_key}"] if self.api_key else []),
+        ]
+        return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Times since the request was sent, in seconds."""
+
+    first: float
+    gaps: list[float]  # between the events that bring text
+    total: float
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Level:
+    """What so many connections got. Times are in seconds."""
+
+    connections: int
+    requests: int
+    requests_per_s: float
+    output_tokens_per_s: float
+    ttft_median: float
+    ttft_p99: float
+    itl_median: float | None
+    itl_p99: float | None
+    generate_tokens_per_s: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Served tokens a second as a share of what ``LLM.generate`` makes."""
+        made = self.generate_tokens_per_s
+        return None if made is None else self.output_tokens_per_s / made
+
+
+class Connection:
+    """One connection to a server, for one request after the other."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def complete(self, prompt: Sequence[int], output_len: int) -> Answer:
+        """Complete a prompt to just so many tokens; raises :class:`ServingError` where there are fewer."""
+        body = {
+            "model": self._server.model,
+            "prompt": prompt,
+            "max_tokens": output_len,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        request = self._server.request({name: value for name, value in body.items() if value is not None})
+        start = time.perf_counter()
+        times, num_tokens = [], 0
+        async for event in self._events(request):
+            if event.get("choices"):
+                times.append(time.perf_counter() - start)
+            if event.get("usage"):
+                num_tokens = event["usage"]["completion_tokens"]
+            if "error" in event:
+                raise ServingError(f"an error in the stream: {event['error']}")
+        if num_tokens != output_len:
+            raise ServingError(f"{num_tokens} tokens of {output_len}")
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        return Answer(times[0], gaps, time.perf_counter() - start, num_tokens)
+
+    async def _events(self, request: bytes) -> AsyncIterator[dict[str, Any]]:
+        rest = b""
+        async for piece in self._body(request):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
+
+    async def _body(self, request: bytes) -> AsyncIterator[bytes]:
+        """Pieces of an answer's body as they come, with a status other than 200 an error."""
+        reader, writer = await self._opened()
+        writer.write(request)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        if " 200 " not in head.partition("\r\n")[0]:
+            raise ServingError(f"{head.partition(chr(13))[0]}: {(await reader.read(500)).decode()}")
+        if "transfer-encoding: chunked" not in head:
+            raise ServingError("the answer is no stream")
+        while size := int((await reader.readline()).partition(b";")[0], 16):
+            yield await reader.readexactly(size)
+            await reader.readline()
+        await reader.readline()
+        if "connection: close" in head:
+            await self.close()
+
+    async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._streams is None:
+            url = self._server.url
+            tls = url.scheme == "https"
+            port = url.port or (443 if tls else 80)
+            self._streams = await asyncio.open_connection(url.hostname, port, ssl=tls or None, limit=1 << 20)
+        return self._streams
+
+    async def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        if self._streams is not None:
+            self._streams[1].close()
+            await self._streams[1].wait_closed()
+            self._streams = None
+
+
+async def measure(
+    server: Server, prompts: Sequence[Sequence[int]], output_len: int, connections: int
+) -> Level:
+    """Complete all prompts, so many at a time."""
+    waiting, answers = iter(prompts), []
+
+    async def client() -> None:
+        connection = Connection(server)
+        for prompt in waiting:
+            answers.append(await connection.complete(prompt, output_len))
+        await connection.close()
+
+    start = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(connections)))
+    return level(answers, connections, time.perf_counter() - start)
+
+
+def level(answers: Sequence[Answer], connections: int, elapsed: float) -> Level:
+    """The figures of a run that took ``elapsed`` seconds."""
+    firsts = [answer.first for answer in answers]
+    gaps = [gap for answer in answers for gap in answer.gaps]
+    return Level(
+        connections=connections,
+        requests=len(answers),
+        requests_per_s=len(answers) / elapsed,
+        output_tokens_per_s=sum(answer.num_tokens for answer in answers) / elapsed,
+        ttft_median=statistics.median(firsts),
+        ttft_p99=percentile(firsts, 0.99),
+        itl_median=statistics.median(gaps) if gaps else None,
+        itl_p99=percentile(gaps, 0.99) if gaps else None,
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The least value that ``share`` of all are not above."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def generate(model: str, prompts: list[list[int]], output_len: int, connections: int) -> float:
+    """Output tokens a second of ``LLM.generate`` with all prompts, as many at a time."""
+    from loadproof import LLM, SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
+    with LLM(model, max_num_seqs=connections) as llm:
+        llm.generate([prompt[:8] for prompt in prompts[:2]], params, use_tqdm=False)
+        start = time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
+        return len(prompts) * output_len / (time.perf_counter() - start)
+
+
+def table(levels: Sequence[Level]) -> Table:
+    """For people; milliseconds where times are."""
+    made = Table()
+    names = (
+        "connections",
+        "requests",
+        "requests/s",
+        "tokens/s",
+        "ttft ms",
+        "p99",
+        "itl ms",
+        "p99",
+        "generate",
+    )
+    for name in (*names, "ratio"):
+        made.add_column(name, justify="right")
+    for one in levels:
+        times = [one.ttft_median, one.ttft_p99, one.itl_median, one.itl_p99]
+        made.add_row(
+            str(one.connections),
+            str(one.requests),
+            f"{one.requests_per_s:.2f}",
+            f"{one.output_tokens_per_s:.1f}",
+            *("-" if seconds is None else f"{seconds * 1000:.1f}" for seconds in times),
+            "-" if one.generate_tokens_per_s is None else f"{one.generate_tokens_per_s:.1f}",
+            "-" if one.ratio is None else f"{one.ratio:.3f}",
+        )
+    return made
+
+
+def run(args: argparse.Namespace) -> list[Level]:
+    """All levels of connections, each after a short warm-up."""
+    server = Server(urlsplit(args.url), args.model, args.api_key)
+    levels = []
+    for connections in args.connections:
+        count = max(args.least_requests, args.rounds * connections)
+        workload = Workload("serving", count, args.input_len, args.output_len)
+        prompts = random_prompts(workload, _VOCAB_SIZE, args.seed + connections)
+        warm = random_prompts(replace(workload, num_prompts=2), _VOCAB_SIZE, args.seed - 1)
+        asyncio.run(measure(server, warm, 4, 2))
+        found = asyncio.run(measure(server, prompts, args.output_len, connections))
+        if args.generate:
+            made = generate(args.generate, prompts, args.output_len, connections)
+            found = replace(found, generate_tokens_per_s=made)
+        levels.append(found)
+    return levels
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("url")
+    parser.add_argument("--model", help="the name that the server knows it by, where it wants one")
+    parser.add_argument("--api-key")
+    parser.add_argument("--connections", type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument("--rounds", type=int, default=2, help="requests of each connection")
+    parser.add_argument("--least-requests", type=int, default=8)
+    parser.add_argument("--input-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--generate", metavar="MODEL", help="complete the prompts by LLM.generate too")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(connections=[1, 16, 64])
+    return parser.parse_args()
+
+
+def main() -> int:
+    """See the module."""
+    args = parse()
+    try:
+        levels = run(args)
+    except (ServingError, OSError, asyncio.IncompleteReadError) as error:
+        print(f"{args.url}: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        sizes = {"input_len": args.input_len, "output_len": args.output_len, "url": args.url}
+        print(
+            json.dumps({**sizes, "levels": [asdict(one) | {"ratio": one.ratio} for one in levels]}, indent=2)
+        )
+    else:
+        Console().print(table(levels))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
