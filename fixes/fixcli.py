@@ -28,7 +28,12 @@ class _Parser(argparse.ArgumentParser):
 
 def main(fix: Fix, args: Sequence[str] | None = None) -> int:
     """Run the command line of a fix and return its exit code."""
-    given = _parser(fix).parse_args(args)
+    parser = _parser(fix)
+    given = parser.parse_args(args)
+    if given.diff and given.json:
+        parser.error("--diff prints a patch, not JSON")
+    if given.revert and given.any_release:
+        parser.error("--revert goes by what was applied, whatever the release")
     if given.diff:
         return _diff(fix, given)
     if given.check:

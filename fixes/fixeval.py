@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Callable
 
-from fixsource import dotted, walk
+from fixsource import dotted
 
 _OPERATORS: Mapping[type, Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -132,8 +133,15 @@ def _target(node: ast.expr) -> str:
 
 
 def _written(body: Sequence[ast.stmt]) -> list[str]:
-    stores = [node for node in walk(body) if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))]
-    return [_target(node) for node in stores if isinstance(node, ast.expr)]
+    return [name for statement in body for name in _stores(statement)]
+
+
+@lru_cache(maxsize=4096)
+def _stores(statement: ast.stmt) -> tuple[str, ...]:
+    found = [
+        node for node in ast.walk(statement) if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
+    ]
+    return tuple(_target(node) for node in found if isinstance(node, ast.expr))
 
 
 def _lose(names: Sequence[str], values: dict[str, Any]) -> None:

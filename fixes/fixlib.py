@@ -70,15 +70,15 @@ class Fix:
 
     def check(self, root: Path | None = None, any_release: bool = False) -> Report:
         """Say how the fix stands, and write nothing."""
-        return self._report(lambda: self._found(self._look(root, any_release)))
+        return self._report(lambda: self._found(self._look(root, any_release)), unless=DRIFTED)
 
     def apply(self, root: Path | None = None, any_release: bool = False) -> Report:
         """Apply the fix, unless it is applied or not needed."""
-        return self._report(lambda: self._apply(root, any_release))
+        return self._report(lambda: self._apply(root, any_release), unless=FAILED)
 
     def revert(self, root: Path | None = None) -> Report:
         """Undo the fix, if it is applied: the file gets the bytes back that it had."""
-        return self._report(lambda: self._revert(root))
+        return self._report(lambda: self._revert(root), unless=FAILED)
 
     def diff(self, root: Path | None = None, any_release: bool = False) -> bytes:
         """Give the change that applying would make, as a patch, or nothing; raises :class:`DriftedError`."""
@@ -128,13 +128,13 @@ class Fix:
     def _stand(self, look: Look, status: str, reason: str, changed: bool = False) -> Report:
         return Report(self.name, status, reason, changed, look.tree.release, str(look.path), look.tree.kind)
 
-    def _report(self, act: Callable[[], Report]) -> Report:
+    def _report(self, act: Callable[[], Report], unless: str) -> Report:
         try:
             return act()
         except DriftedError as drift:
             return Report(self.name, DRIFTED, str(drift))
-        except (FailedError, OSError) as error:
-            return Report(self.name, FAILED, _explain(error))
+        except Exception as error:  # else the interpreter's exit code would be that of "not applied"
+            return Report(self.name, unless, _explain(error))
 
     def _apply(self, root: Path | None, any_release: bool) -> Report:
         look = self._look(root, any_release)
@@ -164,7 +164,7 @@ class Fix:
     def _revert(self, root: Path | None) -> Report:
         tree, path = self._find(root)
         changed = False
-        if self.mark in Source(path.read_bytes()).text or fixstore.kept_of(path, self.name) is not None:
+        if self.mark in Source(path.read_bytes()).text or fixstore.is_kept(path, self.name):
             _check_no_link(path)
             with fixstore.locked(path):
                 changed = self._undo(path)
@@ -228,8 +228,10 @@ def _check_no_link(path: Path) -> None:
 
 
 def _explain(error: Exception) -> str:
-    if not isinstance(error, OSError):
+    if isinstance(error, FailedError):
         return str(error)
+    if not isinstance(error, OSError):
+        return f"{type(error).__name__}: {error}"
     what = f"{error.filename or 'the tree'}: {error.strerror or error}"
     return f"{what}: nothing was changed. Run as the tree's owner, or take what --diff prints into the image"
 

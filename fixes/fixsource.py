@@ -10,6 +10,7 @@ import ast
 import io
 import re
 import tokenize
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -37,7 +38,9 @@ class Source:
             # detect_encoding names utf-8-sig where there is a byte-order mark, which decoding then drops.
             self.encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
             self.text = data.decode(self.encoding)
-            self.tree = ast.parse(data)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what Python thinks of the engine's escapes is no news here
+                self.tree = ast.parse(data)
         except (SyntaxError, ValueError, LookupError, RecursionError, MemoryError) as error:
             raise DriftedError(f"this Python can't read the file: {error}") from error
         if self.encode(self.text) != data:

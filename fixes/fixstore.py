@@ -87,12 +87,20 @@ def kept_of(path: Path, name: str) -> Kept | None:
 
 def forget(path: Path, name: str) -> None:
     """Remove what is kept of a fix, what an interrupted run left, and the folder once it is empty."""
-    folder = _folder(path)
-    for leftover in (f"{path.name}.new", f"{name}.json", f"{name}.orig"):
+    for kept in _files(path, name):
         with suppress(FileNotFoundError, NotADirectoryError):
-            os.unlink(folder / leftover)
+            os.unlink(kept)
     with suppress(OSError):
-        os.rmdir(folder)
+        os.rmdir(_folder(path))
+
+
+def is_kept(path: Path, name: str) -> bool:
+    """Whether anything is kept of a fix, be it what an interrupted run left."""
+    return any(kept.exists() for kept in _files(path, name))
+
+
+def _files(path: Path, name: str) -> list[Path]:
+    return [_folder(path) / kept for kept in (f"{path.name}.new", f"{name}.orig", f"{name}.json")]
 
 
 def _folder(path: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -41,8 +42,8 @@ def _installed(package: str, distribution: str) -> Tree:
         found = importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
         return Tree(root, None, "checkout" if _is_checkout(root) else "installed")
-    same = Path(str(found.locate_file(package))).resolve() == Path(places[0]).resolve()
-    return Tree(root, found.version, "installed" if same else "editable")
+    place = Path(str(found.locate_file(package))).resolve()
+    return Tree(root, _version(found), "installed" if place == Path(places[0]).resolve() else "editable")
 
 
 def _given(package: str, distribution: str, root: Path) -> Tree:
@@ -68,7 +69,7 @@ def _is_checkout(root: Path) -> bool:
 
 def _release(distribution: str, root: Path) -> str | None:
     found = importlib.metadata.Distribution.discover(name=distribution, path=[str(root)])
-    releases = sorted({one.version for one in found})
+    releases = sorted({_version(one) or "unknown" for one in found} - {"unknown"})
     if len(releases) > 1:
         raise DriftedError(
             f"{root} says that it holds several releases of {distribution}: {', '.join(releases)}"
@@ -82,3 +83,10 @@ def _editable_sources(distribution: str, root: Path) -> str | None:
         if origin.get("dir_info", {}).get("editable"):
             return unquote(urlparse(origin.get("url", "")).path)
     return None
+
+
+def _version(found: importlib.metadata.Distribution) -> str | None:
+    # Not Distribution.version: what it does where there is none differs from Python to Python.
+    text = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
+    line = re.search(r"^Version:\s*(\S+)", text, re.MULTILINE)
+    return line.group(1) if line else None

@@ -7,6 +7,8 @@ import os
 import runpy
 import shutil
 import sys
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,6 +189,26 @@ def record(root: Path, release: str, folder: str | None = None) -> Path:
 def copy_fixes(folder: Path) -> Path:
     """Copy the fixes as an operator does."""
     return Path(shutil.copytree(FIXES, folder / "fixes", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def in_child(act: Callable[[], object]) -> tuple[int, bytes]:
+    """Run something in a process of its own; its exit code, and what it gives if that is bytes."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other tests' threads are of no use to the child
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            found = act()
+            os.write(write, found if isinstance(found, bytes) else b"")
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        given = pipe.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), given
 
 
 def is_root() -> bool:

@@ -9,46 +9,43 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.fixes.engines import FIXES, Engine, load
+from tests.fixes.engines import FIXES, Engine, in_child, load
+
+if TYPE_CHECKING:
+    from fixlib import Fix
 
 CALLS = ["open", "write", "fsync", "replace", "unlink", "mkdir", "rmdir", "fchmod", "chown"]
-# Runs apply.py, and dies before or after the nth call that changes the tree, or in the middle of a write.
-DIE = """
-import os, runpy, sys
-when, left = sys.argv[1], int(sys.argv[2])
-def dying(name, call):
-    def changed(*args, **kwargs):
-        global left
-        if name == "open" and not args[1] & os.O_CREAT:
-            return call(*args, **kwargs)
-        left -= 1
-        if left == 0:
+
+
+def die(engine: Engine, when: str, at: int, act: Callable[[Fix, Path], object]) -> bool:
+    """Run a fix in a process that dies before, amid or after its nth change; whether it came so far."""
+    count = 0
+
+    def dying(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            if name == "open" and not args[1] & os.O_CREAT:
+                return real(*args, **kwargs)
+            count += 1
+            if count < at:
+                return real(*args, **kwargs)
             if when == "after":
-                call(*args, **kwargs)
-            if when == "amid" and name == "write":
-                call(args[0], args[1][: len(args[1]) // 2])
+                real(*args, **kwargs)
+            elif when == "amid" and name == "write":
+                real(args[0], args[1][: len(args[1]) // 2])
             os._exit(9)
-        return call(*args, **kwargs)
-    return changed
-for name in {calls}:
-    setattr(os, name, dying(name, getattr(os, name)))
-sys.argv[:3] = []
-sys.argv[0] = {apply!r}
-runpy.run_path({apply!r}, run_name="__main__")
-"""
 
+        return changed
 
-def die(engine: Engine, when: str, call: int, *options: str) -> bool:
-    """Run a fix that dies at a call; whether it came so far."""
-    apply = str(FIXES / engine.fix.name / "apply.py")
-    code = DIE.format(calls=CALLS, apply=apply)
-    command = [sys.executable, "-c", code, when, str(call), "apply.py", "--root", str(engine.root), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode in (0, 9), done.stderr
-    return done.returncode == 9
+    def run() -> None:
+        for name in CALLS:
+            setattr(os, name, dying(name, getattr(os, name)))
+        act(engine.fix, engine.root)
+
+    return in_child(run)[0] == 9
 
 
 def package(engine: Engine) -> dict[str, bytes]:
@@ -64,7 +61,7 @@ def test_dead_run_leaves_the_old_file_or_the_new_one(engine: Engine, when: str) 
     fix.revert(root)
     seen = set()
     call = 0
-    while die(engine, when, call := call + 1):
+    while die(engine, when, call := call + 1, lambda fix, root: fix.apply(root)):
         found = package(engine)
         assert found in (old, new)
         seen.add(found == new)
@@ -84,7 +81,7 @@ def test_dead_revert_leaves_the_old_file_or_the_new_one(engine: Engine, when: st
     fix.apply(root)
     new = package(engine)
     call = 0
-    while die(engine, when, call := call + 1, "--revert"):
+    while die(engine, when, call := call + 1, lambda fix, root: fix.revert(root)):
         found = package(engine)
         assert found in (old, new)
         assert fix.check(root).status == ("applied" if found == new else "not applied")

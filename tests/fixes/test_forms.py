@@ -48,6 +48,7 @@ FORMS: dict[str, Callable[[str], bytes]] = {
     ).encode("cp1252"),
     "no last line end": lambda code: code.rstrip("\n").encode(),
     "form feeds and odd spaces": lambda code: code.replace("\n\n", "\n\x0c\n# \u2028 \x85 \n").encode(),
+    "doubtful escapes": lambda code: code.replace('"""', '"""\\d ', 1).encode(),
     "wide characters before": lambda code: code.replace('"""', '"""\U0001f600 \u4e2d ', 1).encode(),
     "wide characters on the line": lambda code: code.replace("== 0:", "== 0:  # \u4e2d\u6587").encode(),
 }

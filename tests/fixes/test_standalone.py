@@ -84,7 +84,17 @@ def test_drift_and_failure_have_codes_of_their_own(tmp_path: Path, name: str) ->
     assert "drifted" in done.stderr
 
 
-@pytest.mark.parametrize("options", [["--bogus"], ["--check", "--revert"], ["extra"], ["--root"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--bogus"],
+        ["--check", "--revert"],
+        ["extra"],
+        ["--root"],
+        ["--diff", "--json"],
+        ["--revert", "--any-release"],
+    ],
+)
 def test_wrong_calls_write_nothing(engine: Engine, name: str, options: list[str]) -> None:
     first = engine.files()
     done = run(sys.executable, FIXES, name, *options, cwd=engine.root)

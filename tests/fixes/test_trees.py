@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.fixes.engines import ASYNC, RESUMED, Engine, install, is_root, record
+from tests.fixes.engines import ASYNC, RESUMED, Engine, in_child, install, is_root, record
 
 
 def test_source_checkout(tmp_path: Path, name: str) -> None:
@@ -57,6 +57,37 @@ def test_package_of_two_releases(engine: Engine) -> None:
     report = engine.fix.check(engine.root)
     assert report.status == "drifted"
     assert "0.26.0, 0.30.0" in report.reason
+
+
+@pytest.mark.parametrize("text", [None, "", "Name: vllm-gaudi\n", "\n\nVersion\n"])
+def test_package_whose_record_says_no_release(engine: Engine, text: str | None) -> None:
+    metadata = engine.root / "vllm_gaudi-0.30.0.dist-info" / "METADATA"
+    metadata.unlink()
+    if text is not None:
+        metadata.write_text(text)
+
+    report = engine.fix.check(engine.root)
+    assert report.status == "drifted"
+    assert "is unknown" in report.reason
+
+
+def test_broken_record_of_an_editable_install(tmp_path: Path, name: str) -> None:
+    engine = install(tmp_path / "my checkout", name, release=None)
+    site = editable(engine, tmp_path)
+    (site / "vllm_gaudi-0.30.0.dist-info" / "direct_url.json").write_text("{")
+
+    assert engine.fix.check(site).status == "drifted"
+    assert engine.fix.apply(site).status == "failed"
+
+
+def test_check_that_cant_read_doesnt_say_not_applied(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    report = engine.fix.check(engine.root)
+    assert report.status == "drifted"
+    assert f"{engine.file}: Permission denied" in report.reason
 
 
 def test_no_package(engine: Engine, tmp_path: Path) -> None:
@@ -199,18 +230,13 @@ def test_read_only_tree_is_left_and_said(engine: Engine, what: str, tmp_path: Pa
     if what == "file":
         engine.file.parent.chmod(0o777)
     first = engine.files()
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:  # pragma: no cover
+
+    def act() -> bytes:
         if is_root():
             drop_root()
-        os.write(write, json.dumps(engine.fix.apply(engine.root)).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    found = json.loads(os.read(read, 65536))
-    os.close(read)
-    os.close(write)
+        return json.dumps(engine.fix.apply(engine.root)).encode()
 
+    found = json.loads(in_child(act)[1])
     assert found[1] == "failed"
     assert "nothing was changed" in found[2]
     assert engine.files() == first
