@@ -11,6 +11,7 @@ MODEL  ?= smollm2-135m
 STEPS  ?= 1000000
 SEED   ?= 0
 JOBS   ?= $(shell nproc 2>/dev/null || echo 1)
+WORKERS ?= 2
 NATIVE := $(wildcard native/*.cc native/*.h native/*.txt native/isa/*.*)
 
 .PHONY: help install demo serve test exactness simulate sanitize lint format bench clean
@@ -44,9 +45,11 @@ demo: install    ## fetch the default model and print a chat answer from it
 serve: install   ## serve the default model on 127.0.0.1:8000, with a page at /: SERVE_ARGS="--port 9000"
 	$(BIN)/loadproof serve $(MODEL) $(SERVE_ARGS)
 
+# Those of exactness compute on all cores, so they run one after another; the others don't.
 test: $(VENV)/.dev   ## set up and run the whole test suite
 	$(BIN)/loadproof pull $(MODEL)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore tests/exactness $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/exactness $(PYTEST_ARGS)
 
 exactness: $(VENV)/.dev   ## the whole exactness matrix at every instruction-set level (long: the portable one is slow)
 	LOADPROOF_EXACTNESS=full $(BIN)/python -m pytest tests/exactness $(PYTEST_ARGS)

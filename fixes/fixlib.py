@@ -65,8 +65,8 @@ class Fix:
 
     @property
     def mark(self) -> str:
-        """The comment over each change, by which an applied fix is told from an upstream change."""
-        return mark(self.folder)
+        """How the comment over each change begins: an applied fix is told from an upstream change by it."""
+        return _mark(self.name)
 
     def check(self, root: Path | None = None, any_release: bool = False) -> Report:
         """Say how the fix stands, and write nothing."""
@@ -199,10 +199,14 @@ class Fix:
         return undone
 
 
-def mark(folder: Path) -> str:
+def comment(folder: Path) -> str:
     """Give the comment over each change that the fix in a folder makes."""
     facts = fixfacts.read(folder)
-    return f"# loadproof fix {facts.name}: {facts.upstream}"
+    return f"{_mark(facts.name)} {facts.upstream}"
+
+
+def _mark(name: str) -> str:
+    return f"# loadproof fix {name}:"
 
 
 def _check_release(facts: fixfacts.Facts, tree: fixtree.Tree) -> None:

@@ -11,7 +11,7 @@ if __name__ == "__main__":
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fixcli import main
-from fixlib import Fix, mark
+from fixlib import Fix, comment
 from fixsource import DriftedError, Edit, Source, dotted, same, walk
 
 FOLDER = Path(__file__).resolve().parent
@@ -57,7 +57,7 @@ def inspect(source: Source) -> Edit | None:
     if _is_seeded(before):
         return None
     _check_unseeded(source, method, carry_over, before)
-    return source.insert(carry_over, above=[mark(FOLDER), *SEED])
+    return source.insert(carry_over, above=[comment(FOLDER), *SEED])
 
 
 def _split(body: list[ast.stmt]) -> tuple[list[ast.stmt], ast.stmt]:

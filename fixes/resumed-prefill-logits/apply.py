@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fixcli import main
 from fixeval import UnknownError, run
-from fixlib import Fix, mark
+from fixlib import Fix, comment
 from fixsource import DriftedError, Edit, Source, same, walk
 
 FOLDER = Path(__file__).resolve().parent
@@ -41,7 +41,7 @@ def inspect(source: Source) -> Edit | None:
     if len(guards) != 1:
         raise DriftedError("InputBatch.add_request has not one guard over num_prompt_tokens")
     right = f"request.num_computed_tokens < {KNOWN} - 1"
-    return source.replace(guards[0].test, right, above=[mark(FOLDER)])
+    return source.replace(guards[0].test, right, above=[comment(FOLDER)])
 
 
 def _folds(guard: ast.If) -> bool:

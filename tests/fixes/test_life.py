@@ -50,7 +50,7 @@ def test_only_the_fix_s_lines_change(engine: Engine, name: str) -> None:
         n for n, (old, now) in enumerate(zip(lines[::-1], new[::-1], strict=False)) if old != now
     )
     changed = new[same_above : len(new) - same_below]
-    assert changed[0].strip().decode() == engine.fix.mark
+    assert changed[0].strip().decode() == f"{engine.fix.mark} {engine.fix.facts.upstream}"
     assert len(changed) == {RESUMED: 2, ASYNC: 3}[name]
     assert len(lines) - same_above - same_below == {RESUMED: 1, ASYNC: 0}[name]
 
