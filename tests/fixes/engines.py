@@ -142,7 +142,10 @@ class Engine:
 
     def run(self) -> dict[str, Any]:
         """Execute the file, and give what it defines."""
-        return runpy.run_path(str(self.file), TORCH_LIKE)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # some forms have doubtful escapes
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return runpy.run_path(str(self.file), TORCH_LIKE)
 
     def files(self) -> dict[str, bytes]:
         """Every file of the tree, and what it holds."""
