@@ -36,6 +36,7 @@ GETS = {
     "GET /version": 1,
     "GET /health": 1,
     "GET /metrics": 1,
+    "GET /tokenizer_info": 1,
 }
 """How many requests each of them gets; those of POST of either kind, for to GET nothing can be wrong."""
 CASES = [

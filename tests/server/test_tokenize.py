@@ -64,3 +64,7 @@ def test_back_and_forth(http: httpx.Client, text: str) -> None:
 def test_unknown_fields_are_named(http: httpx.Client) -> None:
     assert http.post("/tokenize", json={"prompt": "a", "x": 1}).headers["x-ignored-fields"] == "x"
     assert http.post("/detokenize", json={"tokens": [5], "y": 1}).headers["x-ignored-fields"] == "y"
+
+
+def test_special_tokens_by_name(http: httpx.Client) -> None:
+    assert http.get("/tokenizer_info").json() == {"bos_token": "<s>", "eos_token": "</s>"}

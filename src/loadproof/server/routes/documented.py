@@ -19,6 +19,14 @@ _MEANINGS = {
     503: "The server is shutting down, or its engine does not answer.",
 }
 
+# Validators take the schema of a stream for that of each of its events.
+_EVENT = {
+    "type": "object",
+    "description": "One event: `data` is a chunk of the answer as JSON, or `[DONE]` at the end.",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Entries of ``responses`` for statuses, and those that every route may answer."""
@@ -34,7 +42,7 @@ def streamed(model: type) -> dict[int | str, dict[str, Any]]:
         200: {
             "model": model,
             "description": "The answer, or with `stream` its pieces as server-sent events.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {"schema": _EVENT}},
         }
     }
 

@@ -16,6 +16,7 @@ from loadproof.server.schemas.tokens import (
     DetokenizeRequest,
     TokenizeAnswer,
     TokenizeRequest,
+    TokenizerInfo,
 )
 from loadproof.server.state import ServerState, state_of
 
@@ -74,3 +75,11 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         raise bad_request(f"token id {wrong} is outside the vocabulary of {vocab_size}", "tokens")
     text = await asyncio.to_thread(state.llm.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return JSONResponse({"prompt": text}, headers=headers)
+
+
+@router.get("/tokenizer_info", response_model=TokenizerInfo, responses=errors(), summary="Special tokens")
+async def tokenizer_info(request: Request) -> dict[str, str | None]:
+    """The tokens that begin and end a text: lm-evaluation-harness's remote tokenizer asks for them."""
+    tokenizer = state_of(request).llm.tokenizer
+    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    return {name: None if id_ is None else tokenizer.id_to_token(id_) for name, id_ in ids.items()}

@@ -46,3 +46,10 @@ class DetokenizeAnswer(AnswerModel):
     """Their text, special tokens included."""
 
     prompt: str
+
+
+class TokenizerInfo(AnswerModel):
+    """What clients that count tokens by themselves ask for."""
+
+    bos_token: str | None = Field(description="What begins a text, where the model has that.")
+    eos_token: str | None = Field(description="What ends a text.")
