@@ -45,11 +45,11 @@ demo: install    ## fetch the default model and print a chat answer from it
 serve: install   ## serve the default model on 127.0.0.1:8000, with a page at /: SERVE_ARGS="--port 9000"
 	$(BIN)/loadproof serve $(MODEL) $(SERVE_ARGS)
 
-# Those of exactness compute on all cores, so they run one after another; the others don't.
+# The real model takes all cores, so its tests run one after another; the others run side by side.
 test: $(VENV)/.dev   ## set up and run the whole test suite
 	$(BIN)/loadproof pull $(MODEL)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --ignore tests/exactness $(PYTEST_ARGS)
-	$(BIN)/python -m pytest tests/exactness $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not real_model" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m real_model $(PYTEST_ARGS)
 
 exactness: $(VENV)/.dev   ## the whole exactness matrix at every instruction-set level (long: the portable one is slow)
 	LOADPROOF_EXACTNESS=full $(BIN)/python -m pytest tests/exactness $(PYTEST_ARGS)
