@@ -292,7 +292,7 @@ def main() -> int:
             json.dumps({**sizes, "levels": [asdict(one) | {"ratio": one.ratio} for one in levels]}, indent=2)
         )
     else:
-        Console().print(table(levels))
+        Console(width=110).print(table(levels))
     return 0
 
 
