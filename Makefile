@@ -66,8 +66,8 @@ lint: $(VENV)/.dev   ## ruff, mypy --strict, clang-format, the generated pages o
 	$(BIN)/mypy fixes/*.py
 	for fix in fixes/*/apply.py; do $(BIN)/mypy $$fix || exit 1; done
 	$(BIN)/python fixes/fixpages.py --check
-	$(BIN)/mypy src tests bench/sampling.py bench/scheduling.py bench/half_pool.py bench/few_shot.py
-	MYPYPATH=src:bench:bench/peers $(BIN)/mypy bench/side_by_side.py bench/scoring.py bench/peers/protocol.py bench/peers/llamacpp_driver.py bench/peers/loadproof_driver.py
+	$(BIN)/mypy src tests bench/sampling.py bench/scheduling.py bench/half_pool.py bench/few_shot.py bench/serving.py
+	MYPYPATH=src:bench:bench/peers $(BIN)/mypy bench/side_by_side.py bench/scoring.py bench/few_shot_http.py bench/peers/protocol.py bench/peers/llamacpp_driver.py bench/peers/loadproof_driver.py
 	$(BIN)/clang-format --dry-run --Werror native/*.cc native/*.h native/isa/*
 
 format: $(VENV)/.dev ## rewrite sources in the enforced style
