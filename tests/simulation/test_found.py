@@ -1,6 +1,8 @@
-"""Faults that the simulator has found, each by the smallest case that shows it."""
+"""Faults that the simulator has found, each by the smallest case that shows it; and rare scenarios."""
 
 from __future__ import annotations
+
+from tests.simulation.simulator import simulate
 
 from loadproof import SamplingParams
 from loadproof.engine.prefix_keys import PrefixKeys, root_digest
@@ -20,3 +22,8 @@ def test_keys_follow_tokens_that_are_taken_back() -> None:
     prefix.extend(request)
     assert prefix.keys[:3] == keys
     assert len(prefix.keys) == 4
+
+
+def test_the_best_waits_anew_where_its_hits_are_gone() -> None:
+    """One reset of the cache in the very step that it waits: once in twelve million steps."""
+    assert simulate(6004087).resets > 0

@@ -67,6 +67,7 @@ class Watch:
     def __init__(self, limits: DeviceLimits, options: SchedulerOptions, max_stall: int) -> None:
         self.summary = Summary(scenarios=1)
         self.generation = 0  # counts resets of the cache
+        self._top_generation = 0  # when the stall began
         self._limits = limits
         self._options = options
         self._max_stall = max_stall
@@ -292,13 +293,14 @@ class Watch:
     def _follow_top(self, chunks: list[Chunk]) -> None:
         """The best-ranked unfinished request must not be passed over for long.
 
-        It yields to nobody, so it waits only for steps in flight.
+        It yields to nobody, so it waits only for steps in flight. Where the cache was reset meanwhile it has
+        lost its hits, and the wait for the blocks in their place begins then.
         """
         while self._ranked and self._ranked[0][1].finished:
             heappop(self._ranked)
         top = self._ranked[0][1] if self._ranked else None
-        if top is not self._top:
-            self._top, self._stall = top, 0
+        if top is not self._top or self._top_generation != self.generation:
+            self._top, self._top_generation, self._stall = top, self.generation, 0
         if top is None or any(chunk.request is top for chunk in chunks):
             self._stall = 0
             return
