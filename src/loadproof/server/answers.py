@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from loadproof.engine.admission import ClosedError, TooLongError
 from loadproof.engine.output import CompletionOutput, RequestOutput
 from loadproof.server.async_engine import Ask
 from loadproof.server.errors import ApiError, bad_request, unavailable, unsupported
+from loadproof.server.json_parts import Parts
 from loadproof.server.request_record import record_generation
 from loadproof.server.schemas.base import RequestModel
 from loadproof.server.state import ServerState
 from loadproof.server.stream import Stream
 
+_T = TypeVar("_T")
+
 # How messages of the engine and the tokenizer begin: with what they are about, where that is one part.
 _NUMBERED = re.compile(r"(prompt|continuation)s? (\d+)(?: of \d+)?: ")
 _FIELD = re.compile(r"(\w+)[\w.\[\]]*")
+MOST_CHOICES, MOST_IN_LOOP = 16, 512
+"""Choices of an answer, and log-probabilities of a piece, that are written in the event loop."""
+
 _LISTS = {"prompt": "prompt", "continuation": "continuations"}
 
 
@@ -71,6 +78,11 @@ async def results(state: ServerState, streams: Sequence[Stream]) -> list[Request
         return [await stream.result() for stream in streams]
     finally:
         state.engine.abort(streams)
+
+
+async def made(make: Callable[[_T], Parts], what: _T, *, is_large: bool) -> Parts:
+    """What ``make`` returns; what is large is made where it keeps nobody waiting."""
+    return await asyncio.to_thread(make, what) if is_large else make(what)
 
 
 def check_text_format(response_format: dict[str, Any] | None) -> None:

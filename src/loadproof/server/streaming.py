@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -18,6 +18,8 @@ _log = logging.getLogger("loadproof.server")
 _T = TypeVar("_T")
 
 DONE = b"data: [DONE]\n\n"
+MOST_AT_ONCE = 1 << 18
+"""Bytes of events that are joined before they are sent, not counting the last one."""
 
 
 class ClientGoneError(Exception):
@@ -27,6 +29,11 @@ class ClientGoneError(Exception):
 def event(content: object) -> bytes:
     """One server-sent event."""
     return b"data: " + to_json(content) + b"\n\n"
+
+
+def event_of(parts: Iterable[bytes]) -> bytes:
+    """One server-sent event, whose content is JSON already."""
+    return b"".join((b"data: ", *parts, b"\n\n"))
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
+from pydantic_core import to_json
 
-from loadproof.engine.output import CompletionDelta, CompletionOutput, RequestOutput
+from loadproof.engine.output import CompletionDelta, CompletionOutput, PositionLogprobs, RequestOutput
 from loadproof.engine.prompts import TokenizedPrompt
 from loadproof.engine.sampling_params import SamplingParams
 from loadproof.server.answers import (
+    MOST_CHOICES,
+    MOST_IN_LOOP,
     check_text_format,
     finish_reason,
+    made,
     refusing,
     results,
     submit,
@@ -23,14 +27,16 @@ from loadproof.server.answers import (
     usage_of,
 )
 from loadproof.server.async_engine import Ask
+from loadproof.server.bounds import check_output_entries, check_prompt_entries, num_entries
 from loadproof.server.chat_prompt import chat_prompt
 from loadproof.server.errors import bad_request, unsupported
+from loadproof.server.json_parts import Parts, PartsResponse, list_of, with_members
 from loadproof.server.logprobs import chat_logprobs, prompt_logprobs
 from loadproof.server.routes.documented import GENERATION_ERRORS, errors, streamed
 from loadproof.server.schemas.chat import ChatAnswer, ChatRequest
 from loadproof.server.state import ServerState, new_id, state_of
 from loadproof.server.stream import Stream
-from loadproof.server.streaming import DONE, EventStream, event, while_connected
+from loadproof.server.streaming import DONE, MOST_AT_ONCE, EventStream, event, event_of, while_connected
 
 router = APIRouter()
 
@@ -54,7 +60,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     if body.stream:
         return EventStream(call.events(streams[0]), headers)
     (output,) = await while_connected(request, results(state, streams))
-    return JSONResponse(call.answer(output), headers=headers)
+    return PartsResponse(await made(call.answer, output, is_large=call.is_large), headers)
 
 
 def _check(body: ChatRequest) -> None:
@@ -104,39 +110,38 @@ class _Call:
             priority=body.priority or 0,
             wants_deltas=bool(body.stream),
         )
+        self._entries = num_entries(state, self._top)
+        of_prompt = num_entries(state, body.prompt_logprobs)
+        self.is_large = bool(self._entries or of_prompt) or (body.n or 1) > MOST_CHOICES
+        check_prompt_entries(of_prompt * len(prompt.token_ids), "prompt_logprobs")
+        check_output_entries(state, [self.ask], "top_logprobs")
 
-    def answer(self, output: RequestOutput) -> dict[str, Any]:
-        """The whole answer."""
-        answer: dict[str, Any] = {
-            **self._head,
-            "choices": [self._choice(one) for one in output.outputs],
-            "usage": usage_of([output]),
-        }
-        if self._body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or ())
-        if self._body.return_token_ids:
-            answer["prompt_token_ids"] = list(output.prompt_token_ids)
-        return answer
+    def answer(self, output: RequestOutput) -> Parts:
+        """The whole answer. Slow where it holds log-probabilities."""
+        members = {"choices": list_of(self._choice(one) for one in output.outputs)}
+        members |= self._of_prompt(output.prompt_logprobs)
+        return with_members({**self._head, "usage": usage_of([output])}, members)
 
-    def _choice(self, one: CompletionOutput) -> dict[str, Any]:
+    def _choice(self, one: CompletionOutput) -> Parts:
         choice: dict[str, Any] = {
             "index": one.index,
             "message": {"role": "assistant", "content": self._echo + one.text, "refusal": None},
-            "logprobs": None,
             "finish_reason": finish_reason(one),
             "stop_reason": one.stop_reason,
             "seed": one.seed,
         }
-        if self._top is not None:
-            choice["logprobs"] = self._logprobs(one)
-        if self._body.return_token_ids:
-            choice["token_ids"] = list(one.token_ids)
-        return choice
+        return self._with_tokens(choice, one)
 
-    def _logprobs(self, piece: CompletionOutput | CompletionDelta) -> dict[str, Any]:
-        assert self._top is not None
-        positions = piece.logprobs or ()
-        return {"content": chat_logprobs(positions, self._top, self._state.llm.tokenizer)}
+    def _with_tokens(self, choice: dict[str, Any], piece: CompletionOutput | CompletionDelta) -> Parts:
+        """A choice with its tokens' log-probabilities and ids, as far as they are wanted."""
+        if self._body.return_token_ids:
+            choice["token_ids"] = list(piece.token_ids)
+        if self._top is None:
+            choice["logprobs"] = None
+            return with_members(choice, {})
+        as_ids = bool(self._body.return_tokens_as_token_ids)
+        content = chat_logprobs(piece.logprobs or (), self._top, self._state.llm.tokenizer, as_ids)
+        return with_members(choice, {"logprobs": with_members({}, {"content": content})})
 
     async def events(self, stream: Stream) -> AsyncGenerator[bytes, None]:
         """The answer's pieces as they come."""
@@ -149,11 +154,14 @@ class _Call:
                 for delta in deltas:
                     num_output += len(delta.token_ids)
                     used = usage(num_prompt, num_output, 0) if body.continuous_usage else None
-                    if delta.index not in begun:
-                        begun.add(delta.index)
-                        written += self._chunk(self._first(delta), used, self._of_prompt(delta))
-                    written += self._chunk(self._next(delta), used)
-                yield bytes(written)
+                    first = delta.index not in begun
+                    begun.add(delta.index)
+                    written += await self._events_of(delta, used, first)
+                    if len(written) >= MOST_AT_ONCE:
+                        yield bytes(written)
+                        written.clear()
+                if written:
+                    yield bytes(written)
             if body.include_usage:
                 cached = stream.output.num_cached_tokens if stream.output else 0
                 total = usage(num_prompt, num_output, cached)
@@ -162,13 +170,20 @@ class _Call:
         finally:
             self._state.engine.abort([stream])
 
-    def _chunk(
-        self, choice: dict[str, Any], used: dict[str, Any] | None, extra: dict[str, Any] | None = None
-    ) -> bytes:
-        chunk: dict[str, Any] = {**self._head, "choices": [choice], **(extra or {})}
-        if used is not None:
-            chunk["usage"] = used
-        return event(chunk)
+    async def _events_of(self, delta: CompletionDelta, used: dict[str, Any] | None, first: bool) -> bytes:
+        """The chunks that a piece makes."""
+        head: dict[str, Any] = self._head if used is None else {**self._head, "usage": used}
+
+        def write() -> bytes:
+            written = b""
+            if first:
+                of_prompt = self._of_prompt(delta.prompt_logprobs)
+                written = event_of(with_members({**head, "choices": [self._first(delta)]}, of_prompt))
+            return written + event_of(with_members(head, {"choices": list_of([self._next(delta)])}))
+
+        num_entries = len(delta.logprobs or ()) * self._entries
+        is_large = num_entries > MOST_IN_LOOP or delta.prompt_logprobs is not None
+        return await asyncio.to_thread(write) if is_large else write()
 
     def _first(self, delta: CompletionDelta) -> dict[str, Any]:
         """The chunk that says who speaks, with the seed that the answer is made with."""
@@ -181,27 +196,24 @@ class _Call:
             "seed": delta.seed,
         }
 
-    def _of_prompt(self, delta: CompletionDelta) -> dict[str, Any]:
-        """What the chunk before a choice's first token says about the prompt."""
-        extra: dict[str, Any] = {}
+    def _of_prompt(self, scores: Sequence[PositionLogprobs | None] | None) -> dict[str, Parts]:
+        """What an answer, or the chunk before a choice's first token, says about the prompt."""
+        members: dict[str, Parts] = {}
         if self._body.return_token_ids:
-            extra["prompt_token_ids"] = list(self._prompt.token_ids)
-        if self._body.prompt_logprobs is not None and delta.prompt_logprobs is not None:
-            extra["prompt_logprobs"] = prompt_logprobs(delta.prompt_logprobs)
-        return extra
+            members["prompt_token_ids"] = [to_json(list(self._prompt.token_ids))]
+        if self._body.prompt_logprobs is not None and scores is not None:
+            members["prompt_logprobs"] = prompt_logprobs(scores)
+        return members
 
-    def _next(self, delta: CompletionDelta) -> dict[str, Any]:
+    def _next(self, delta: CompletionDelta) -> Parts:
         choice: dict[str, Any] = {
             "index": delta.index,
             "delta": {"content": delta.text},
-            "logprobs": None if self._top is None else self._logprobs(delta),
             "finish_reason": delta.finish_reason,
         }
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
-        if self._body.return_token_ids:
-            choice["token_ids"] = list(delta.token_ids)
-        return choice
+        return self._with_tokens(choice, delta)
 
 
 def _final_text(body: ChatRequest) -> str:

@@ -6,18 +6,20 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from loadproof.engine.output import CompletionDelta, CompletionOutput, PositionLogprobs, RequestOutput
+from loadproof.engine.output import CompletionDelta, CompletionOutput, RequestOutput
 from loadproof.engine.prompts import TokenizedPrompt
 from loadproof.engine.sampling_params import SamplingParams
 from loadproof.server.answers import (
+    MOST_CHOICES,
+    MOST_IN_LOOP,
     check_text_format,
     finish_reason,
+    made,
     refusing,
     results,
     submit,
@@ -25,13 +27,15 @@ from loadproof.server.answers import (
     usage_of,
 )
 from loadproof.server.async_engine import Ask
+from loadproof.server.bounds import check_output_entries, check_prompt_entries, num_entries
+from loadproof.server.completion_parts import ChoiceWriter, Piece, PromptPart
 from loadproof.server.errors import bad_request, unsupported
-from loadproof.server.logprobs import CompletionLogprobLists, prompt_logprobs
+from loadproof.server.json_parts import Parts, PartsResponse, list_of, with_members
 from loadproof.server.routes.documented import GENERATION_ERRORS, errors, streamed
 from loadproof.server.schemas.completions import CompletionAnswer, CompletionRequest
 from loadproof.server.state import ServerState, new_id, state_of
 from loadproof.server.stream import Stream, merged
-from loadproof.server.streaming import DONE, EventStream, event, while_connected
+from loadproof.server.streaming import DONE, MOST_AT_ONCE, EventStream, event, event_of, while_connected
 
 router = APIRouter()
 
@@ -55,7 +59,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     if body.stream:
         return EventStream(call.events(streams), headers)
     outputs = await while_connected(request, results(state, streams))
-    return JSONResponse(call.answer(outputs), headers=headers)
+    return PartsResponse(await made(call.answer, outputs, is_large=call.is_large), headers)
 
 
 def _check(body: CompletionRequest) -> None:
@@ -88,7 +92,6 @@ class _Call:
     def __init__(self, state: ServerState, body: CompletionRequest, prompts: list[TokenizedPrompt]) -> None:
         self._state = state
         self._body = body
-        self._prompts = prompts
         self._n = body.n or 1
         self._silent = body.max_tokens == 0
         self._head = {
@@ -104,6 +107,22 @@ class _Call:
             Ask(prompt=prompt, params=params, priority=body.priority or 0, wants_deltas=stream)
             for prompt in prompts
         ]
+        self._parts = [PromptPart(body, prompt, state.llm.tokenizer) for prompt in prompts]
+        self._num_prompt = sum(len(prompt.token_ids) for prompt in prompts)
+        self._has_scores = params.prompt_logprobs is not None
+        self._entries = num_entries(state, body.logprobs)
+        self.is_large = self._has_scores or bool(self._entries) or len(prompts) * self._n > MOST_CHOICES
+        self._check_size()
+
+    def _check_size(self) -> None:
+        body, state = self._body, self._state
+        entries = num_entries(state, body.prompt_logprobs)
+        if body.echo:
+            entries += self._entries
+        repeated = entries * self._num_prompt * self._n
+        check_prompt_entries(repeated, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
+        if not self._silent:
+            check_output_entries(state, self.asks, "logprobs")
 
     def _settings(self) -> dict[str, Any]:
         body = self._body
@@ -117,163 +136,69 @@ class _Call:
             settings["prompt_logprobs"] = -1 if -1 in asked else max(asked)
         return settings
 
-    def answer(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The whole answer."""
-        choices = [
-            self._choice(place * self._n + one.index, place, output, one)
-            for place, output in enumerate(outputs)
-            for one in output.outputs
-        ]
-        return {**self._head, "choices": choices, "usage": usage_of(outputs, 0 if self._silent else None)}
+    def answer(self, outputs: Sequence[RequestOutput]) -> Parts:
+        """The whole answer. Slow where it holds log-probabilities."""
+        choices = []
+        for place, (prompt, output) in enumerate(zip(self._parts, outputs, strict=True)):
+            prompt.scores = output.prompt_logprobs
+            for one in output.outputs:
+                writer = ChoiceWriter(prompt, place * self._n + one.index)
+                choices.append(
+                    writer.write(self._piece(one, "length" if self._silent else finish_reason(one)))
+                )
+        used = usage_of(outputs, 0 if self._silent else None)
+        return with_members({**self._head, "usage": used}, {"choices": list_of(choices)})
 
-    def _choice(self, index: int, place: int, output: RequestOutput, one: CompletionOutput) -> dict[str, Any]:
-        body = self._body
-        text = "" if self._silent else one.text
-        choice: dict[str, Any] = {
-            "index": index,
-            "text": self._echo(place) + text,
-            "logprobs": None,
-            "finish_reason": "length" if self._silent else finish_reason(one),
-            "stop_reason": None if self._silent else one.stop_reason,
-            "seed": one.seed,
-        }
-        if body.logprobs is not None:
-            positions = list((output.prompt_logprobs or ()) if body.echo else ())
-            positions += () if self._silent else one.logprobs or ()
-            lists = CompletionLogprobLists(body.logprobs)
-            choice["logprobs"] = lists.lists(positions, self._first_text(place))
-        if body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or ())
-        if body.return_token_ids:
-            choice["prompt_token_ids"] = list(output.prompt_token_ids)
-            choice["token_ids"] = [] if self._silent else list(one.token_ids)
-        return choice
-
-    def _echo(self, place: int) -> str:
-        """What a choice's text begins with."""
-        if not self._body.echo:
-            return ""
-        prompt = self._prompts[place]
-        if prompt.text is not None:
-            return prompt.text
-        return self._state.llm.tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False)
-
-    def _first_text(self, place: int) -> str:
-        """The text of the prompt's first token, which nothing precedes."""
-        token_id = self._prompts[place].token_ids[0]
-        return self._state.llm.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+    def _piece(self, one: CompletionOutput | CompletionDelta, reason: str | None) -> Piece:
+        """What is written of a completion, or of what a step added to it: of an echo alone nothing."""
+        return Piece(
+            text="" if self._silent else one.text,
+            token_ids=[] if self._silent else one.token_ids,
+            logprobs=() if self._silent else one.logprobs or (),
+            finish_reason="length" if self._silent else reason,
+            stop_reason=None if self._silent else one.stop_reason,
+            seed=one.seed,
+        )
 
     async def events(self, streams: Sequence[Stream]) -> AsyncGenerator[bytes, None]:
         """The answer's pieces, those of all prompts as they come."""
-        body = self._body
-        num_prompt = sum(len(prompt.token_ids) for prompt in self._prompts)
         num_output = 0
-        beginnings = [self._beginning(place) for place in range(len(streams))]
-        writers: dict[int, _ChoiceWriter] = {}
+        writers: dict[int, ChoiceWriter] = {}
         try:
             async with aclosing(merged(streams)) as pieces:
                 async for place, deltas in pieces:
                     written = bytearray()
-                    for delta in beginnings[place].complete(deltas):
+                    for delta in self._parts[place].complete(deltas):
                         index = place * self._n + delta.index
                         if index not in writers:
-                            writers[index] = _ChoiceWriter(body, index, beginnings[place])
+                            writers[index] = ChoiceWriter(self._parts[place], index)
                         num_output += 0 if self._silent else len(delta.token_ids)
-                        for choice in writers[index].choices(delta):
-                            chunk: dict[str, Any] = {**self._head, "choices": [choice]}
-                            if body.continuous_usage:
-                                chunk["usage"] = usage(num_prompt, num_output, 0)
-                            written += event(chunk)
+                        written += await self._event(writers[index], delta, num_output)
+                        if len(written) >= MOST_AT_ONCE:
+                            yield bytes(written)
+                            written.clear()
                     if written:
                         yield bytes(written)
-            if body.include_usage:
+            if self._body.include_usage:
                 cached = sum(stream.output.num_cached_tokens for stream in streams if stream.output)
-                yield event({**self._head, "choices": [], "usage": usage(num_prompt, num_output, cached)})
+                used = usage(self._num_prompt, num_output, cached)
+                yield event({**self._head, "choices": [], "usage": used})
             yield DONE
         finally:
             self._state.engine.abort(streams)
 
-    def _beginning(self, place: int) -> _Beginning:
-        echo, first, prompt = self._echo(place), self._first_text(place), self._prompts[place]
-        return _Beginning(
-            echo, first, prompt.token_ids, wants_scores=self.asks[0].params.prompt_logprobs is not None
-        )
+    async def _event(self, writer: ChoiceWriter, delta: CompletionDelta, num_output: int) -> bytes:
+        """The chunk that a piece makes; of an echo alone there is one."""
+        if self._silent and writer.begun:
+            return b""
+        head: dict[str, Any] = dict(self._head)
+        if self._body.continuous_usage:
+            head["usage"] = usage(self._num_prompt, num_output, 0)
 
+        def write() -> bytes:
+            choice = writer.write(self._piece(delta, delta.finish_reason))
+            return event_of(with_members(head, {"choices": list_of([choice])}))
 
-@dataclass(eq=False)
-class _Beginning:
-    """What the first chunk of each of a prompt's choices holds of the prompt."""
-
-    echo: str
-    first_text: str
-    token_ids: Sequence[int]
-    wants_scores: bool
-    scores: Sequence[PositionLogprobs | None] | None = None
-    _held: list[CompletionDelta] = field(default_factory=list)
-
-    def complete(self, deltas: Sequence[CompletionDelta]) -> list[CompletionDelta]:
-        """The pieces that can be written: all of them, once the prompt's scores are there if it has any."""
-        for delta in deltas:
-            if delta.prompt_logprobs is not None:
-                self.scores = delta.prompt_logprobs
-        self._held += deltas
-        if self.wants_scores and self.scores is None:
-            return []
-        ready, self._held = self._held, []
-        return ready
-
-
-class _ChoiceWriter:
-    """Writes the chunks of one choice; the first one holds what belongs to its prompt."""
-
-    def __init__(self, body: CompletionRequest, index: int, beginning: _Beginning) -> None:
-        self._body = body
-        self._index = index
-        self._beginning = beginning
-        self._silent = body.max_tokens == 0
-        self._lists = None if body.logprobs is None else CompletionLogprobLists(body.logprobs)
-        self._begun = False
-
-    def choices(self, delta: CompletionDelta) -> list[dict[str, Any]]:
-        """The entry that a piece makes; of an echo alone there is one."""
-        if self._silent:
-            return [] if self._begun else [self._choice(delta, "", [], (), "length", None)]
-        positions, reason = delta.logprobs or (), delta.finish_reason
-        return [self._choice(delta, delta.text, delta.token_ids, positions, reason, delta.stop_reason)]
-
-    def _choice(
-        self,
-        delta: CompletionDelta,
-        text: str,
-        token_ids: list[int],
-        positions: Sequence[PositionLogprobs],
-        reason: str | None,
-        stop_reason: int | str | None,
-    ) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": self._index,
-            "text": text,
-            "logprobs": None,
-            "finish_reason": reason,
-            "stop_reason": stop_reason,
-        }
-        if self._body.return_token_ids:
-            choice["token_ids"] = token_ids
-        all_positions: list[PositionLogprobs | None] = list(positions)
-        if not self._begun:
-            self._begun = True
-            all_positions[:0] = self._begin(choice, delta)
-        if self._lists is not None:
-            choice["logprobs"] = self._lists.lists(all_positions, self._beginning.first_text)
-        return choice
-
-    def _begin(self, choice: dict[str, Any], delta: CompletionDelta) -> Sequence[PositionLogprobs | None]:
-        """Add what the prompt brings; the positions that come before the choice's own."""
-        beginning, body = self._beginning, self._body
-        choice["text"] = beginning.echo + choice["text"]
-        choice["seed"] = delta.seed
-        if body.return_token_ids:
-            choice["prompt_token_ids"] = list(beginning.token_ids)
-        if body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(beginning.scores or ())
-        return beginning.scores or () if body.echo else ()
+        num_entries = len(delta.logprobs or ()) * self._entries
+        is_large = num_entries > MOST_IN_LOOP or (self._has_scores and not writer.begun)
+        return await asyncio.to_thread(write) if is_large else write()

@@ -6,13 +6,16 @@ import asyncio
 import time
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
+from pydantic_core import to_json
 
 from loadproof.engine.output import RequestOutput
 from loadproof.engine.prompts import TokenizedPrompt
 from loadproof.scoring import SCORING_PARAMS, ContinuationScore, ScoreCall, check_mode, scored
 from loadproof.server.answers import refusing, results, submit, usage_of
 from loadproof.server.async_engine import Ask
+from loadproof.server.bounds import check_prompt_entries
+from loadproof.server.json_parts import Parts, PartsResponse, list_of, with_members
 from loadproof.server.logprobs import finite
 from loadproof.server.routes.documented import GENERATION_ERRORS, errors
 from loadproof.server.schemas.scoring import ScoreAnswer, ScoreRequest
@@ -45,42 +48,41 @@ async def create_score(body: ScoreRequest, request: Request) -> Response:
     with refusing(body, "context"):
         streams = submit(state, asks, body.timeout)
     outputs = await while_connected(request, results(state, streams))
-    (scores,) = await asyncio.to_thread(_scores, call, outputs)
-    return JSONResponse(_answer(state, scores, outputs), headers=headers)
+    return PartsResponse(await asyncio.to_thread(_answer, state, call, outputs), headers)
 
 
 def _prepare(state: ServerState, body: ScoreRequest) -> ScoreCall:
     with refusing(body, "context"):
         check_mode(state.llm)
-        return ScoreCall(state.llm, [body.context], [body.continuations], body.truncate_context)
+        call = ScoreCall(state.llm, [body.context], [body.continuations], body.truncate_context)
+    entries = 2 * sum(scorable.num_scored for scorable in call.scorables)  # each has an id beside it
+    check_prompt_entries(entries, "continuations")
+    return call
 
 
-def _scores(call: ScoreCall, outputs: list[RequestOutput]) -> list[list[ContinuationScore]]:
+def _answer(state: ServerState, call: ScoreCall, outputs: list[RequestOutput]) -> Parts:
     pairs = zip(outputs, call.scorables, strict=True)
-    return call.scores(scored(output, scorable.num_scored) for output, scorable in pairs)
-
-
-def _answer(
-    state: ServerState, scores: list[ContinuationScore], outputs: list[RequestOutput]
-) -> dict[str, object]:
-    return {
+    (scores,) = call.scores(scored(output, scorable.num_scored) for output, scorable in pairs)
+    content = {
         "id": new_id("score"),
         "object": "score",
         "created": int(time.time()),
         "model": state.model_name,
-        "scores": [
-            {
-                "index": index,
-                "logprob": finite(score.logprob),
-                "is_greedy": score.is_greedy,
-                "num_tokens": score.num_tokens,
-                "num_bytes": score.num_bytes,
-                "num_dropped": score.num_dropped,
-                "token_ids": score.token_ids,
-                "token_logprobs": [finite(value) for value in score.token_logprobs],
-            }
-            for index, score in enumerate(scores)
-        ],
         "usage": usage_of(outputs, 0),
         "system_fingerprint": state.llm.system_fingerprint,
+    }
+    entries = ([to_json(_entry(index, score))] for index, score in enumerate(scores))
+    return with_members(content, {"scores": list_of(entries)})
+
+
+def _entry(index: int, score: ContinuationScore) -> dict[str, object]:
+    return {
+        "index": index,
+        "logprob": finite(score.logprob),
+        "is_greedy": score.is_greedy,
+        "num_tokens": score.num_tokens,
+        "num_bytes": score.num_bytes,
+        "num_dropped": score.num_dropped,
+        "token_ids": score.token_ids,
+        "token_logprobs": [finite(value) for value in score.token_logprobs],
     }

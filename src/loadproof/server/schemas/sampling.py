@@ -84,6 +84,9 @@ class SamplingFields(RequestModel):
         None, description="Only requests of one salt share cached prefixes."
     )
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Write tokens of log-probabilities as `token_id:5`, so that no two are alike."
+    )
     timeout: float | None = Field(None, gt=0, le=1e6, description="Seconds until the request is given up.")
 
     def sampling_settings(self) -> dict[str, Any]:
