@@ -21,6 +21,7 @@ from tests.tiny_models import write_model
 
 from loadproof import LLM
 from loadproof.server.app import create_app
+from loadproof.server.serve import uvicorn_config
 from loadproof.server.settings import ServerConfig
 
 MODEL_NAME = "tiny"
@@ -56,7 +57,7 @@ class Running:
     url: str
     llm: LLM
     app: FastAPI
-    _server: uvicorn.Server
+    uvicorn: uvicorn.Server
     _clients: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -102,7 +103,7 @@ class Running:
         """Close all clients, and have the server end."""
         for close in self._clients:
             close()
-        self._server.should_exit = True
+        self.uvicorn.should_exit = True
 
 
 MakeServer = Callable[..., Running]
@@ -119,15 +120,7 @@ def running(model: str | Path, **settings: Any) -> Iterator[Running]:
         host, port = listener.getsockname()
         config = ServerConfig(host=host, port=port, **ours)
         app = create_app(llm, config)
-        options = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            ws="none",
-            timeout_graceful_shutdown=5,
-            h11_max_incomplete_event_size=config.max_header_size,
-        )
-        server = uvicorn.Server(options)
+        server = uvicorn.Server(uvicorn_config(app, config))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), name="server")
         thread.start()
         served = Running(f"http://{host}:{port}", llm, app, server)

@@ -91,7 +91,7 @@ class Soak:
             try:
                 await self._ask(client, draw)
             except httpx.HTTPError as error:
-                self.report.problems.append(f"{type(error).__name__}: {error}")
+                self.report.problems.append(f"{type(error).__name__}: {error or error.__cause__!r}")
                 return
 
     async def _ask(self, client: httpx.AsyncClient, draw: random.Random) -> None:

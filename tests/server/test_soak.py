@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import openai
+from tests.server.running import Running
 from tests.server.soak import Report, Soak, leftovers, tiny_server
 
 
@@ -26,3 +28,10 @@ def test_what_is_left_is_found() -> None:
     metrics = "# TYPE vllm:num_requests_running gauge\n"
     metrics += 'vllm:num_requests_running{model_name="a"} 1.0\nvllm:kv_cache_usage_perc{model_name="a"} 0.0\n'
     assert leftovers(metrics) == {"num_requests_running": 1.0}
+
+
+def test_the_client_is_the_first_to_close_an_idle_connection(server: Running) -> None:
+    """Else a request is lost that sets out just as the server closes."""
+    kept = openai.DEFAULT_CONNECTION_LIMITS.keepalive_expiry
+    assert kept is not None
+    assert server.uvicorn.config.timeout_keep_alive > 2 * kept

@@ -70,6 +70,9 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         h11_max_incomplete_event_size=config.max_header_size,
+        # Clients keep idle connections for 5 seconds (httpx, and so OpenAI's) or a minute. Where the server
+        # closes one first, a request that sets out just then is lost.
+        timeout_keep_alive=75,
         # The last resort: connections are cut before that.
         timeout_graceful_shutdown=int(_WRITE_SECONDS) + 5,
     )
