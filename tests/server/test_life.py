@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -189,6 +190,39 @@ def test_a_frozen_engine_is_unhealthy_while_the_server_answers(model: str) -> No
         server.wait_for_log("a second SIGTERM")
         server.signal(signal.SIGTERM)  # which ends what hangs
         assert server.wait() == 143
+
+
+def test_a_third_signal_ends_a_server_whose_event_loop_hangs(model: str) -> None:
+    with served(model, *SMALL, fault=("hang", 1)) as server:
+        assert get(server, "/health") == 200
+        end = time.monotonic() + PATIENCE
+        while server.process.poll() is None and time.monotonic() < end:
+            server.signal(signal.SIGTERM)
+            time.sleep(0.05)  # two that come at once count as one
+        assert server.wait() == 143
+
+
+def test_a_hangup_lets_requests_finish(model: str) -> None:
+    body = {**ENDLESS, "max_tokens": 200}
+    with served(model, *SMALL, fault=("slow", 1)) as server, streaming(server, body) as events:
+        server.signal(signal.SIGHUP)
+        assert list(events)[-1] == "[DONE]"
+        assert server.wait() == 0
+        check_quiet(server)
+
+
+def test_a_hangup_that_is_ignored_stays_so(model: str) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it to its program
+    try:
+        with served(model, *SMALL) as server:
+            assert get(server, "/health") == 200
+            server.signal(signal.SIGHUP)
+            assert get(server, "/health") == 200
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0
+            check_quiet(server)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_step_that_does_not_end_is_left_behind(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

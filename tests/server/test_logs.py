@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadproof.server.logs import JsonFormatter, PlainFormatter, configure_logging, with_fields
+from loadproof.server.logs import JsonFormatter, PlainFormatter, configure_logging, flush_logs, with_fields
 from loadproof.server.settings import ServerConfig
 
 TEXTS = st.text(max_size=30) | st.sampled_from(
@@ -29,6 +29,9 @@ def logging_as_before() -> Iterator[None]:
     handlers, names = root.handlers[:], ("", "loadproof", "uvicorn")
     levels = {name: logging.getLogger(name).level for name in names}
     yield
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
     root.handlers[:] = handlers
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
@@ -48,6 +51,12 @@ def record_of(message: str, fields: dict[str, Any] | None = None, **more: Any) -
     )
 
 
+def logged(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines that were written to standard error."""
+    flush_logs()
+    return capsys.readouterr().err.splitlines()
+
+
 def printable(line: str) -> bool:
     return all(letter.isprintable() or letter == " " for letter in line)
 
@@ -60,7 +69,7 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(ServerConfig())
     logging.getLogger("loadproof.test").info("%s is up", "it", extra=with_fields({"port": 80, "no": None}))
     logging.getLogger("uvicorn.error").warning("odd")
-    first, second = capsys.readouterr().err.splitlines()
+    first, second = logged(capsys)
     assert first.split(maxsplit=1)[1] == "INFO    it is up port=80"
     assert second.split(maxsplit=1)[1] == "WARNING odd"
 
@@ -70,7 +79,7 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(ServerConfig(log_format="json"))
     logging.getLogger("loadproof.test").info("%s is up", "it", extra=with_fields({"port": 80, "no": None}))
     logging.getLogger("uvicorn.error").warning("odd")
-    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    first, second = map(json.loads, logged(capsys))
     time = first.pop("time")
     assert (time[10], time[-1], len(time)) == ("T", "Z", len("2026-01-01T00:00:00.000Z"))
     assert first == {"level": "info", "logger": "loadproof.test", "message": "it is up", "port": 80}
@@ -102,7 +111,7 @@ def test_levels(level: str, shown: list[str], capsys: pytest.CaptureFixture[str]
         getattr(ours, name)(name)
     for name in ("debug", "info", "warning", "error"):
         getattr(others, name)(f"other {name}")
-    assert [line.split(maxsplit=2)[2] for line in capsys.readouterr().err.splitlines()] == shown
+    assert [line.split(maxsplit=2)[2] for line in logged(capsys)] == shown
 
 
 @pytest.mark.usefixtures("logging_as_before")
@@ -111,7 +120,7 @@ def test_configuring_again_replaces(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(ServerConfig(log_format="json"))
     logging.getLogger("loadproof.test").debug("gone")
     logging.getLogger("loadproof.test").info("once")
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = logged(capsys)
     assert json.loads(line)["message"] == "once"
 
 

@@ -166,7 +166,7 @@ def command(model: str, **values: Any) -> int:
     """
     settings = _engine_settings(values)
     config = usage_checked(lambda: server_config(values))
-    from loadproof.server.logs import configure_logging
+    from loadproof.server.logs import configure_logging, flush_logs
     from loadproof.server.sockets import allow_connections, bound_sockets, close_all
     from loadproof.server.tls import tls_context
 
@@ -181,6 +181,7 @@ def command(model: str, **values: Any) -> int:
         return serve(llm, config, sockets)
     finally:
         close_all(sockets)
+        flush_logs()  # before whatever is said about an error
 
 
 def server_config(values: Mapping[str, Any]) -> ServerConfig:

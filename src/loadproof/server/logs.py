@@ -6,10 +6,12 @@ import json
 import logging
 import math
 import re
+import sys
 import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from loadproof.server.log_writer import LogWriter
 from loadproof.server.settings import ServerConfig
 
 # What would end a line, move the cursor, reorder the text, or not be text at all.
@@ -21,21 +23,32 @@ _FIELDS = "loadproof_fields"
 
 
 def configure_logging(config: ServerConfig) -> None:
-    """Write what the process logs to standard error, as ``config`` wants it.
+    """Write what the process logs to standard error, as ``config`` wants it, without ever waiting for it.
 
     Of other packages but uvicorn only warnings and worse are shown. Calling it again replaces what it set.
     """
     level = config.log_level.upper()
     root = logging.getLogger()
-    for handler in root.handlers[:]:
-        if isinstance(handler, _Handler):
-            root.removeHandler(handler)
-    handler = _Handler()
+    flush_logs()
+    for handler in _writers():
+        root.removeHandler(handler)
+        handler.close()
+    handler = LogWriter(sys.stderr, dropped_fields=lambda count: with_fields({"lines": count}))
     handler.setFormatter(JsonFormatter() if config.log_format == "json" else PlainFormatter())
     root.addHandler(handler)
     root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level]))
     for name in ("loadproof", "uvicorn"):
         logging.getLogger(name).setLevel(level)
+
+
+def flush_logs() -> None:
+    """Wait, but not for long, until what was logged is written."""
+    for handler in _writers():
+        handler.flush()
+
+
+def _writers() -> list[LogWriter]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, LogWriter)]
 
 
 def with_fields(fields: Mapping[str, object]) -> dict[str, object]:
@@ -70,10 +83,6 @@ class JsonFormatter(logging.Formatter):
             event["exception"] = trace
         fields = {name: _jsonable(value) for name, value in _fields_of(record).items()}
         return json.dumps(event | {name: fields[name] for name in fields if name not in event})
-
-
-class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Tells ours from others."""
 
 
 def _time(record: logging.LogRecord) -> str:

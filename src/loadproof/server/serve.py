@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from loadproof.llm import LLM
 
 _log = logging.getLogger("loadproof.server")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WRITE_SECONDS = 5.0  # for answers that are ready, once nothing runs any more
 _LAST_WORDS_SECONDS = 0.3  # for errors, where a second signal has come
 INTERRUPTED = 130
@@ -82,7 +83,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Lets requests finish on the first SIGTERM or SIGINT, cuts them off on a second; a third one exits."""
+    """Lets requests finish on the first signal to end, cuts them off on a second; a third one exits."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, settings: ServerConfig) -> None:
         super().__init__(config)
@@ -102,27 +103,36 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals in the event loop, and end normally after them."""
+        """Handle signals, and end normally after them.
+
+        A third one must work where the event loop hangs, so that they are counted outside of it.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number)
+
+        def on_signal(number: int, _: FrameType | None) -> None:
+            self._received.append(signal.Signals(number))
+            if len(self._received) > 2:
+                os._exit(128 + number)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._after_signal, len(self._received))
+
+        # nohup has hangups ignored.
+        numbers = [number for number in _SIGNALS if number != signal.SIGHUP or _is_heeded(number)]
+        before = {number: signal.signal(number, on_signal) for number in numbers}
         try:
             yield
         finally:
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
-    def _on_signal(self, number: signal.Signals) -> None:
-        self._received.append(number)
+    def _after_signal(self, count: int) -> None:
         self.should_exit = True
-        if len(self._received) == 2:
-            _log.warning("a second %s: cutting requests off", number.name)
+        if count == 2:
+            _log.warning("a second %s: cutting requests off", self._received[1].name)
             self._hurry.set()
-        elif len(self._received) > 2:
-            os._exit(128 + number)  # whatever it is that hangs
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where. Raises :class:`OSError` where another process came first."""
@@ -154,3 +164,7 @@ class _Server(uvicorn.Server):
         await asyncio.sleep(_LAST_WORDS_SECONDS)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
+
+
+def _is_heeded(number: signal.Signals) -> bool:
+    return signal.getsignal(number) != signal.SIG_IGN
