@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadproof.devices.device import F32, I32
-from loadproof.engine.admission import ClosedError, RequestError
+from loadproof.engine.admission import ClosedError, RequestError, TooLongError
 from loadproof.engine.prompt_logprobs import PromptLogprobs
 from loadproof.engine.sampling_params import SamplingParams
 
@@ -61,6 +61,10 @@ class ContinuationScore:
     def num_tokens(self) -> int:
         """Tokens that were scored."""
         return len(self.token_ids)
+
+
+class _TooLongError(ScoreError, TooLongError):
+    """A pair that doesn't fit the model's length."""
 
 
 class Scorable(NamedTuple):
@@ -299,7 +303,7 @@ def _fitted(scorable: Scorable, limit: int, truncate: bool) -> Scorable:
         return scorable
     if truncate and num_scored < limit:
         return Scorable(token_ids[-limit:], num_scored)
-    raise ScoreError(
+    raise _TooLongError(
         f"{len(token_ids) - num_scored} tokens of context and {num_scored} to score; "
         f"at most {limit} fit in max_model_len {limit + 1}"
     )

@@ -52,6 +52,7 @@ def test_a_long_context_is_cut_where_that_is_wanted(http: httpx.Client) -> None:
     body = {"context": "x" * 300, "continuations": ["yz"]}
     refused = http.post(PATH, json=body)
     assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
     assert "300 tokens of context and 2 to score; at most 255 fit" in refused.json()["error"]["message"]
     (score,) = http.post(PATH, json={**body, "truncate_context": True}).json()["scores"]
     assert score["num_dropped"] == 47

@@ -46,7 +46,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Drop tokens less likely than this share of the best one's probability."""
     max_tokens: int | None = 16
-    """End after so many tokens; None goes on to the model's limit."""
+    """End after so many tokens, or at the model's limit where that comes first; None goes on to it."""
     min_tokens: int = 0
     """Before so many tokens, end-of-sequence and stop ids cannot be sampled and stop strings don't count."""
     stop: Sequence[str] = ()

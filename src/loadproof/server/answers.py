@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from loadproof.engine.admission import ClosedError, TooLongError
 from loadproof.engine.output import CompletionOutput, RequestOutput
 from loadproof.server.async_engine import Ask
+from loadproof.server.deadline import Deadline
 from loadproof.server.errors import ApiError, bad_request, unavailable, unsupported
 from loadproof.server.json_parts import Parts
 from loadproof.server.request_record import record_generation
@@ -43,7 +44,11 @@ def refusing(
         raise unavailable("The server is shutting down.") from error
     except ValueError as error:
         message, param = _placed(str(error), body, renamed or {})
-        code = "context_length_exceeded" if isinstance(error, TooLongError) else "invalid_value"
+        code = (
+            "context_length_exceeded"
+            if isinstance(error, TooLongError) or isinstance(error.__cause__, TooLongError)
+            else "invalid_value"
+        )
         raise bad_request(message, param or prompt_field, code) from error
 
 
@@ -61,13 +66,9 @@ def _placed(message: str, body: RequestModel, renamed: Mapping[str, str]) -> tup
     return f"{place}: {rest}", place
 
 
-def submit(state: ServerState, asks: Sequence[Ask], timeout: float | None) -> list[Stream]:
-    """Queue the requests of one call; its deadline is the shorter of its own and the server's.
-
-    Raises ``ValueError`` for what the model can't serve.
-    """
-    limits = [seconds for seconds in (timeout, state.config.request_timeout) if seconds is not None]
-    streams = state.engine.submit(asks, min(limits, default=None))
+def submit(state: ServerState, asks: Sequence[Ask], deadline: Deadline | None) -> list[Stream]:
+    """Queue the requests of one call. Raises ``ValueError`` for what the model can't serve."""
+    streams = state.engine.submit(asks, deadline)
     record_generation(asks, streams)
     return streams
 

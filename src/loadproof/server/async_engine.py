@@ -17,11 +17,11 @@ from loadproof.engine.engine import Engine
 from loadproof.engine.output import CompletionDelta, RequestOutput
 from loadproof.engine.prompts import TokenizedPrompt, naming
 from loadproof.engine.sampling_params import SamplingParams
+from loadproof.server.deadline import Deadline
 from loadproof.server.errors import (
     bad_request,
     engine_failed,
     reader_too_slow,
-    timed_out,
     too_busy,
     unavailable,
 )
@@ -94,6 +94,11 @@ class AsyncEngine:
         return self._num_sequences
 
     @property
+    def most_sequences(self) -> int:
+        """Most sequences that may run and wait."""
+        return self._limit
+
+    @property
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self.failure is None and self._thread.is_alive()
@@ -103,11 +108,11 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    def submit(self, asks: Sequence[Ask], timeout: float | None = None) -> list[Stream]:
+    def submit(self, asks: Sequence[Ask], deadline: Deadline | None = None) -> list[Stream]:
         """Queue requests, all or none, and return their streams in order.
 
         Raises a ``ValueError`` for what the model can't serve, and :class:`ApiError` where there is no room,
-        or no engine. Those not finished within ``timeout`` seconds fail. Whoever submits must read each
+        or no engine. Those not finished by the ``deadline`` fail. Whoever submits must read each
         stream to its end, or give it to :meth:`abort`.
         """
         for index, ask in enumerate(asks):
@@ -123,8 +128,8 @@ class AsyncEngine:
             self._num_sequences += stream.num_sequences
             self._commands.put(self._adding(ask, stream))
             streams.append(stream)
-            if timeout is not None:
-                timer = self._loop.call_later(timeout, self._cut, stream, timed_out(timeout))
+            if deadline is not None:
+                timer = self._loop.call_at(deadline.at, self._cut, stream, deadline.error())
                 self._timers[stream.request_id] = timer
         return streams
 

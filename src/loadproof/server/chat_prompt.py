@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loadproof.engine.prompts import TokenizedPrompt
 from loadproof.server.answers import refusing
+from loadproof.server.bounds import check_text
 from loadproof.server.errors import bad_request
 from loadproof.server.schemas.chat import ChatRequest
 from loadproof.server.schemas.tokens import TokenizeRequest
@@ -35,5 +36,6 @@ def chat_prompt(state: ServerState, body: ChatRequest | TokenizeRequest) -> Toke
             continue_final_message=goes_on,
             **variables,
         )
+        check_text(state, text, "messages")
         ids = tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
     return TokenizedPrompt(ids, text, salt)

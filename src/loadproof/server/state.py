@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from fastapi import Request
 
+from loadproof.server.encoder import Encoder
 from loadproof.server.errors import bad_request, model_not_found
 from loadproof.server.schemas.base import RequestModel
 
@@ -30,6 +32,11 @@ class ServerState:
     config: ServerConfig
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Where texts are encoded."""
+        return Encoder(self.engine.most_sequences)
 
     @property
     def model_name(self) -> str:

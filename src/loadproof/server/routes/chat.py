@@ -27,8 +27,9 @@ from loadproof.server.answers import (
     usage_of,
 )
 from loadproof.server.async_engine import Ask
-from loadproof.server.bounds import check_output_entries, check_prompt_entries, num_entries
+from loadproof.server.bounds import check_output_entries, check_prompt_entries, check_room, num_entries
 from loadproof.server.chat_prompt import chat_prompt
+from loadproof.server.deadline import Deadline
 from loadproof.server.errors import bad_request, unsupported
 from loadproof.server.json_parts import Parts, PartsResponse, list_of, with_members
 from loadproof.server.logprobs import chat_logprobs, prompt_logprobs
@@ -53,10 +54,11 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     state.check_model(body.model)
     headers = state.check_fields(body)
     _check(body)
-    prompt = await asyncio.to_thread(chat_prompt, state, body)
+    deadline = Deadline.of(body.timeout, state.config.request_timeout)
+    prompt = await while_connected(request, state.encoder.run(deadline, chat_prompt, state, body))
     with refusing(body, "messages", {"logprobs": "top_logprobs"}):
         call = _Call(state, body, prompt)
-        streams = submit(state, [call.ask], body.timeout)
+        streams = submit(state, [call.ask], deadline)
     if body.stream:
         return EventStream(call.events(streams[0]), headers)
     (output,) = await while_connected(request, results(state, streams))
@@ -115,6 +117,9 @@ class _Call:
         self.is_large = bool(self._entries or of_prompt) or (body.n or 1) > MOST_CHOICES
         check_prompt_entries(of_prompt * len(prompt.token_ids), "prompt_logprobs")
         check_output_entries(state, [self.ask], "top_logprobs")
+        if limit is not None:
+            name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+            check_room(state, [prompt], limit, name)
 
     def answer(self, output: RequestOutput) -> Parts:
         """The whole answer. Slow where it holds log-probabilities."""

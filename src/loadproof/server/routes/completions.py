@@ -27,8 +27,15 @@ from loadproof.server.answers import (
     usage_of,
 )
 from loadproof.server.async_engine import Ask
-from loadproof.server.bounds import check_output_entries, check_prompt_entries, num_entries
+from loadproof.server.bounds import (
+    check_output_entries,
+    check_prompt_entries,
+    check_room,
+    check_text,
+    num_entries,
+)
 from loadproof.server.completion_parts import ChoiceWriter, Piece, PromptPart
+from loadproof.server.deadline import Deadline
 from loadproof.server.errors import bad_request, unsupported
 from loadproof.server.json_parts import Parts, PartsResponse, list_of, with_members
 from loadproof.server.routes.documented import GENERATION_ERRORS, errors, streamed
@@ -52,10 +59,11 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     state.check_model(body.model)
     headers = state.check_fields(body)
     _check(body)
-    prompts = await asyncio.to_thread(_prompts, state, body)
+    deadline = Deadline.of(body.timeout, state.config.request_timeout)
+    prompts = await while_connected(request, state.encoder.run(deadline, _prompts, state, body))
     with refusing(body, "prompt"):
         call = _Call(state, body, prompts)
-        streams = submit(state, call.asks, body.timeout)
+        streams = submit(state, call.asks, deadline)
     if body.stream:
         return EventStream(call.events(streams), headers)
     outputs = await while_connected(request, results(state, streams))
@@ -82,6 +90,8 @@ def _prompts(state: ServerState, body: CompletionRequest) -> list[TokenizedPromp
         id_lists: list[Any] = [given] if isinstance(given[0], int) else given
         return [TokenizedPrompt(ids, None, salt) for ids in id_lists]
     texts: list[Any] = given
+    for place, text in enumerate(texts):
+        check_text(state, text, "prompt" if isinstance(body.prompt, str) else f"prompt[{place}]")
     encoded = state.llm.tokenizer.encode_batch(texts, body.add_special_tokens is not False)
     return [TokenizedPrompt(ids, text, salt) for ids, text in zip(encoded, texts, strict=True)]
 
@@ -113,6 +123,8 @@ class _Call:
         self._entries = num_entries(state, body.logprobs)
         self.is_large = self._has_scores or bool(self._entries) or len(prompts) * self._n > MOST_CHOICES
         self._check_size()
+        if body.max_tokens is not None and "max_tokens" in body.model_fields_set:
+            check_room(state, prompts, body.max_tokens, "max_tokens")
 
     def _check_size(self) -> None:
         body, state = self._body, self._state

@@ -14,7 +14,8 @@ from loadproof.engine.prompts import TokenizedPrompt
 from loadproof.scoring import SCORING_PARAMS, ContinuationScore, ScoreCall, check_mode, scored
 from loadproof.server.answers import refusing, results, submit, usage_of
 from loadproof.server.async_engine import Ask
-from loadproof.server.bounds import check_prompt_entries
+from loadproof.server.bounds import check_prompt_entries, check_scored
+from loadproof.server.deadline import Deadline
 from loadproof.server.json_parts import Parts, PartsResponse, list_of, with_members
 from loadproof.server.logprobs import finite
 from loadproof.server.routes.documented import GENERATION_ERRORS, errors
@@ -36,7 +37,9 @@ async def create_score(body: ScoreRequest, request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
     headers = state.check_fields(body)
-    call = await asyncio.to_thread(_prepare, state, body)
+    deadline = Deadline.of(body.timeout, state.config.request_timeout)
+    check_scored(state, body.context, body.continuations)
+    call = await while_connected(request, state.encoder.run(deadline, _prepare, state, body))
     asks = [
         Ask(
             prompt=TokenizedPrompt(scorable.token_ids.tolist(), None, body.cache_salt),
@@ -46,7 +49,7 @@ async def create_score(body: ScoreRequest, request: Request) -> Response:
         for scorable in call.scorables
     ]
     with refusing(body, "context"):
-        streams = submit(state, asks, body.timeout)
+        streams = submit(state, asks, deadline)
     outputs = await while_connected(request, results(state, streams))
     return PartsResponse(await asyncio.to_thread(_answer, state, call, outputs), headers)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from loadproof.server.answers import refusing
+from loadproof.server.bounds import check_text
 from loadproof.server.chat_prompt import chat_prompt
+from loadproof.server.deadline import Deadline
 from loadproof.server.errors import bad_request
 from loadproof.server.routes.documented import errors
 from loadproof.server.schemas.tokens import (
@@ -19,9 +19,10 @@ from loadproof.server.schemas.tokens import (
     TokenizerInfo,
 )
 from loadproof.server.state import ServerState, state_of
+from loadproof.server.streaming import while_connected
 
 router = APIRouter()
-_STATUSES = (400, 404, 413, 415)
+_STATUSES = (400, 404, 408, 413, 415, 429)
 
 
 @router.post(
@@ -37,7 +38,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     headers = state.check_fields(body)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("give either prompt or messages", "prompt")
-    ids = await asyncio.to_thread(_encode, state, body)
+    deadline = Deadline.of(state.config.request_timeout)
+    ids = await while_connected(request, state.encoder.run(deadline, _encode, state, body))
     tokenizer = state.llm.tokenizer
     answer: dict[str, object] = {
         "tokens": ids,
@@ -52,6 +54,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 def _encode(state: ServerState, body: TokenizeRequest) -> list[int]:
     if body.prompt is None:
         return list(chat_prompt(state, body).token_ids)
+    check_text(state, body.prompt, "prompt")
     with refusing(body, "prompt"):
         return state.llm.tokenizer.encode(
             body.prompt, add_special_tokens=body.add_special_tokens is not False
@@ -69,11 +72,20 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
     headers = state.check_fields(body)
+    if len(body.tokens) > state.llm.max_model_len:
+        raise bad_request(
+            f"tokens has {len(body.tokens)} entries; max_model_len is {state.llm.max_model_len}",
+            "tokens",
+            "context_length_exceeded",
+        )
     vocab_size = state.llm.engine.device.vocab_size
     wrong = next((token_id for token_id in body.tokens if token_id >= vocab_size), None)
     if wrong is not None:
         raise bad_request(f"token id {wrong} is outside the vocabulary of {vocab_size}", "tokens")
-    text = await asyncio.to_thread(state.llm.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    deadline = Deadline.of(state.config.request_timeout)
+    decode = state.llm.tokenizer.decode
+    work = state.encoder.run(deadline, decode, body.tokens, skip_special_tokens=False)
+    text = await while_connected(request, work)
     return JSONResponse({"prompt": text}, headers=headers)
 
 
