@@ -245,6 +245,27 @@ def test_cross_origin_is_off_unless_allowed(server: Running, make_server: MakeSe
         assert "access-control-allow-origin" not in other.headers
 
 
+def test_openais_headers_may_come_from_an_allowed_origin(make_server: MakeServer) -> None:
+    opened = make_server(allowed_origins=("https://a.example",))
+    names = (
+        "authorization,content-type,x-request-id,x-stainless-arch,x-stainless-lang,x-stainless-retry-count"
+    )
+    asked = {
+        "origin": "https://a.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": names,
+    }
+    with opened.http() as client:
+        preflight = client.options("/v1/chat/completions", headers=asked)
+        assert preflight.status_code == 200
+        allowed = preflight.headers["access-control-allow-headers"].lower()
+        assert set(names.split(",")) <= {name.strip() for name in allowed.split(",")}
+        answer = client.get("/version", headers={"origin": "https://a.example"})
+        assert (
+            answer.headers["access-control-expose-headers"] == "x-request-id, x-ignored-fields, retry-after"
+        )
+
+
 class TestBodyLimit:
     """Whatever the application makes of a body that is cut off."""
 

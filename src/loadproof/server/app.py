@@ -18,13 +18,14 @@ from loadproof import __version__
 from loadproof.server.access import AccessMiddleware, log_access, request_id_headers
 from loadproof.server.async_engine import AsyncEngine
 from loadproof.server.engine_log import log_engine
-from loadproof.server.errors import ApiError, engine_failed
+from loadproof.server.errors import ApiError, engine_failed, internal_error
+from loadproof.server.head import HeadMiddleware
 from loadproof.server.metrics import Metrics
-from loadproof.server.request_record import RequestRecord
+from loadproof.server.request_record import REQUEST_ID_HEADER, RequestRecord
 from loadproof.server.routes import chat, completions, metrics, models, page, scoring, tokens
 from loadproof.server.security import ApiKeyMiddleware, BodyLimitMiddleware, LocalHostMiddleware, is_loopback
 from loadproof.server.settings import ServerConfig
-from loadproof.server.state import ServerState
+from loadproof.server.state import IGNORED_FIELDS_HEADER, ServerState
 from loadproof.server.streaming import ClientGoneError
 from loadproof.server.tracing import open_tracing
 from loadproof.server.validation import unreadable_body, validation_error
@@ -67,6 +68,8 @@ def create_app(llm: LLM, config: ServerConfig) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        # They would lead to whatever name the request's Host has.
+        redirect_slashes=False,
     )
     app.state.server = ServerState(llm, engine, config, measured)
     for each in (completions, chat, scoring, tokens, models, metrics, page):
@@ -97,6 +100,7 @@ def _listeners(
 
 def _add_middlewares(app: FastAPI, config: ServerConfig) -> None:
     """The one added last comes first."""
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(BodyLimitMiddleware, limit=config.max_body_size)
     if config.api_keys:
         app.add_middleware(ApiKeyMiddleware, keys=config.api_keys)
@@ -107,7 +111,8 @@ def _add_middlewares(app: FastAPI, config: ServerConfig) -> None:
             CORSMiddleware,
             allow_origins=list(config.allowed_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=["*"],  # OpenAI's client sends a dozen of its own
+            expose_headers=[REQUEST_ID_HEADER, IGNORED_FIELDS_HEADER, "retry-after"],
         )
 
 
@@ -132,7 +137,9 @@ def _add_error_answers(app: FastAPI) -> None:
         return Response(status_code=499)
 
     async def of_anything(request: Request, error: Exception) -> Response:
-        return JSONResponse(engine_failed().content(), 500, request_id_headers(request.scope))
+        dead = request.app.state.server.engine.failure is not None
+        answer = engine_failed() if dead else internal_error()
+        return JSONResponse(answer.content(), 500, request_id_headers(request.scope))
 
     app.add_exception_handler(ApiError, of_api)
     app.add_exception_handler(RequestValidationError, of_validation)

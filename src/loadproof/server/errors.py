@@ -36,9 +36,12 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        message = _encodable(message)
         super().__init__(message)
         self.status = status
-        self.body = ErrorBody(message=message, type=kind, param=param, code=code)
+        self.body = ErrorBody(
+            message=message, type=kind, param=None if param is None else _encodable(param), code=code
+        )
         self.headers = dict(headers or {})
 
     def content(self) -> dict[str, Any]:
@@ -96,8 +99,20 @@ def engine_failed() -> ApiError:
     )
 
 
+def internal_error() -> ApiError:
+    """500: a fault of the server's own."""
+    return ApiError(
+        500, "The server has failed to answer; see its log.", kind="server_error", code="internal_error"
+    )
+
+
 def reader_too_slow(limit: int) -> ApiError:
     """500, in a stream that nobody reads."""
     return ApiError(
         500, f"More than {limit} pieces were waiting to be read.", kind="server_error", code="reader_too_slow"
     )
+
+
+def _encodable(text: str) -> str:
+    """A text without lone surrogates, which names and values in a body may have."""
+    return text.encode("utf-8", "backslashreplace").decode()

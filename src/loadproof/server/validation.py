@@ -69,7 +69,12 @@ def _of_whole_body(kind: str, value: object) -> ApiError:
             "The body is read as JSON: send it with content-type: application/json.",
             code="unsupported_media_type",
         )
-    words = "is missing" if kind == "missing" else f"must be a JSON object, not {_shown(value)}"
+    if kind == "missing":
+        words = "is missing"
+    elif kind == "string_unicode":
+        words = "has a name with a lone surrogate, which is no Unicode text"
+    else:
+        words = f"must be a JSON object, not {_shown(value)}"
     return ApiError(400, f"The body {words}.", code="invalid_value")
 
 

@@ -15,7 +15,8 @@ _MEANINGS = {
     413: "The body is too large.",
     415: "The body is not sent as JSON.",
     429: "Too many requests wait already.",
-    500: "The engine has failed.",
+    431: "The headers are too large.",
+    500: "The engine has failed, or the server itself.",
     503: "The server is shutting down, or its engine does not answer.",
 }
 
@@ -32,7 +33,7 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Entries of ``responses`` for statuses, and those that every route may answer."""
     return {
         status: {"model": ErrorResponse, "description": _MEANINGS[status]}
-        for status in sorted({401, 403, *statuses})
+        for status in sorted({401, 403, 431, *statuses})
     }
 
 
