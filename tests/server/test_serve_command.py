@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_without_options_every_setting_has_its_default(called: Called) -> None:
         (("--read-timeout", "2"), "read_timeout", 2.0),
         (("--health-timeout", "3"), "health_timeout", 3.0),
         (("--shutdown-timeout", "0"), "shutdown_timeout", 0.0),
-        (("--max-body-size", "2MiB"), "max_body_size", 2 << 20),
+        (("--max-body-size", "3MiB"), "max_body_size", 3 << 20),
         (("--max-header-size", "8000"), "max_header_size", 8000),
         (("--allow-template-argument", "a"), "template_arguments", (*TEMPLATE_ARGUMENTS, "a")),
         (("--api-key", "a", "--api-key", "b"), "api_keys", ("a", "b")),
@@ -162,6 +163,7 @@ def test_help_groups_options() -> None:
         (("m", "--health-timeout", "nan"), "health_timeout must be seconds"),
         (("m", "--max-body-size", "lots"), "a size such as 4GiB"),
         (("m", "--api-key", ""), "an api_key must be ASCII text"),
+        (("m", "--read-timeout", "0"), "read_timeout must be more than 0"),
         (("m", "--ssl-keyfile", "k"), "ssl_keyfile needs ssl_certfile"),
         (("m", "--ssl-certfile", "/no/cert"), "ssl_certfile: there is no file /no/cert"),
         (("m", "--metrics-prefix", "x"), "'x' is not one of"),
@@ -174,6 +176,61 @@ def test_usage_errors_exit_with_2(called: Called, args: tuple[str, ...], message
     assert result.exit_code == 2
     assert message in result.stderr
     assert called.config is None
+
+
+@pytest.mark.parametrize("value", ["", " ", "\t"])
+def test_a_variable_without_a_key_does_not_open_the_server(
+    called: Called, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("LOADPROOF_API_KEY", value)
+    result = invoke("m", "--port", "0")
+    assert result.exit_code == 2
+    assert "the variable LOADPROOF_API_KEY holds no key" in result.stderr
+    assert called.config is None
+    assert config_of(called, "--api-key", "k").api_keys == ("k",)
+
+
+def test_a_file_without_a_key_does_not_open_the_server(called: Called, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("api-key: []")
+    result = invoke("m", "--port", "0", "--config", str(path))
+    assert result.exit_code == 2
+    assert "the config file's api-key holds no key" in result.stderr
+    assert config_of(called, "--config", str(path), "--api-key", "k").api_keys == ("k",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port: 70000", "port must be an integer"),
+        ("read-timeout: 0", "read_timeout must be more than 0"),
+        ("api-key: ['']", "an api_key must be ASCII text"),
+        ("block-size: 7", "block_size must be"),
+        ("seed: 1180591620717411303424", "seed must be an integer"),
+    ],
+)
+def test_a_value_of_the_file_is_named_with_it(
+    called: Called, tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    result = invoke("m", "--config", str(path))
+    assert result.exit_code == 2
+    assert str(path) in result.stderr
+    assert message in result.stderr
+    result = invoke("m", "--config", str(path), "--max-queue", "-1")
+    assert (str(path) in result.stderr) == ("max_queue" not in result.stderr)
+
+
+def test_a_missing_extra_is_told_before_the_model_is_loaded(
+    called: Called, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "loadproof.server.spans", raising=False)
+    monkeypatch.delattr("loadproof.server.spans", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    assert run(["serve", "m", "--port", "0", "--otlp-traces-endpoint", "http://x"]) == 1
+    assert "otlp_traces_endpoint needs a package" in capsys.readouterr().err
+    assert called.model == ""
 
 
 @pytest.mark.parametrize(

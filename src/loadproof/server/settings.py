@@ -34,14 +34,14 @@ class ServerConfig:
     max_queue: int = 1024
     """Most sequences that wait beside those that run; more are answered 429."""
     max_stream_backlog: int = 4096
-    """Most pieces of one stream that wait for its reader; one that falls behind further is cut off."""
+    """Most pieces of each choice of a stream, 8 at least, that wait for its reader before it is cut off."""
     request_timeout: float | None = None
     """Most seconds that a request may take; its own ``timeout`` can only be shorter."""
     health_timeout: float = 20.0
     """Seconds within which the engine must answer for the server to count as healthy."""
     shutdown_timeout: float = 30.0
     """Seconds that running requests have to finish after SIGTERM."""
-    max_body_size: int = 16 << 20
+    max_body_size: int = 2 << 20
     """Most bytes of a request's body."""
     max_header_size: int = 64 << 10
     """Most bytes of a request's first line and headers."""
@@ -85,6 +85,8 @@ class ServerConfig:
                 continue
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not _is_time(seconds):
                 raise ServerConfigError(f"{name} must be seconds, 0 or more, not {seconds!r}")
+        if self.read_timeout == 0:
+            raise ServerConfigError("read_timeout must be more than 0 seconds: no request comes in none")
         for name, choices in (
             ("log_format", LOG_FORMATS),
             ("log_level", LOG_LEVELS),
