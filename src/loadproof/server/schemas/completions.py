@@ -7,18 +7,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 
 from loadproof.engine.sampling_params import MAX_TOKENS
-from loadproof.server.schemas.base import AnswerModel, PromptLogprobEntries, Text, Usage
+from loadproof.server.schemas.base import AnswerModel, PromptLogprobEntries, Text, TokenIds, Usage
 from loadproof.server.schemas.sampling import SamplingFields
 from loadproof.server.schemas.shapes import ID_LISTS, IDS, TEXT, TEXTS, prompt_shape, shaped
 
 MAX_PROMPTS = 4096
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], Field(min_length=1, fail_fast=True)]
+PromptIds = Annotated[TokenIds, Field(min_length=1)]
 _Some = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 Prompt = Annotated[
     Annotated[Text, Tag(TEXT)]
-    | Annotated[TokenIds, Tag(IDS)]
+    | Annotated[PromptIds, Tag(IDS)]
     | Annotated[list[Text], _Some, Tag(TEXTS)]
-    | Annotated[list[TokenIds], _Some, Tag(ID_LISTS)],
+    | Annotated[list[PromptIds], _Some, Tag(ID_LISTS)],
     shaped(prompt_shape, "text, a list of texts, a list of token ids or a list of such lists"),
 ]
 

@@ -6,13 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Tag
 
-from loadproof.engine.sampling_params import MAX_TOKENS
-from loadproof.server.schemas.base import AnswerModel, RequestModel, Text, Usage
+from loadproof.server.schemas.base import AnswerModel, RequestModel, Text, TokenIds, Usage
 from loadproof.server.schemas.shapes import LIST, TEXT, shaped, text_or_list
 
-_Ids = Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], Field(fail_fast=True)]
 ScoredText = Annotated[
-    Annotated[Text, Tag(TEXT)] | Annotated[_Ids, Tag(LIST)],
+    Annotated[Text, Tag(TEXT)] | Annotated[TokenIds, Tag(LIST)],
     shaped(text_or_list, "text or a list of token ids"),
 ]
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from loadproof.engine.sampling_params import MAX_TOKENS
-from loadproof.server.schemas.base import AnswerModel, RequestModel, Text
+from loadproof.server.schemas.base import AnswerModel, RequestModel, Text, TokenIds
 from loadproof.server.schemas.chat import MAX_MESSAGES, ChatMessage
 
 
@@ -39,7 +38,7 @@ class DetokenizeRequest(RequestModel):
     """Token ids to be decoded."""
 
     model: str | None = Field(None, description="The served model's name.")
-    tokens: Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], Field(fail_fast=True)]
+    tokens: TokenIds
 
 
 class DetokenizeAnswer(AnswerModel):
