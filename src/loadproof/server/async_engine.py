@@ -224,7 +224,7 @@ class AsyncEngine:
             if isinstance(item, CompletionDelta):
                 stream.push(item)
                 if stream.is_behind:
-                    self._cut(stream, reader_too_slow(self._max_backlog))
+                    self._cut(stream, reader_too_slow(stream.most_waiting))
             else:
                 self._forget(stream)
                 self._finishing.count(stream.num_sequences)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from loadproof.engine.output import CompletionDelta, RequestOutput
 from loadproof.server.observer import RequestTimes
 
+_FEWEST = 8  # a step's pieces come at once, and the next step's may before they are read
+
 
 @dataclass(eq=False)
 class Stream:
@@ -37,7 +39,12 @@ class Stream:
     @property
     def is_behind(self) -> bool:
         """Whether more pieces wait for the reader than may."""
-        return len(self._deltas) > self.max_backlog
+        return len(self._deltas) > self.most_waiting
+
+    @property
+    def most_waiting(self) -> int:
+        """Most pieces that may wait: so many of each of its sequences."""
+        return max(self.max_backlog, _FEWEST) * self.num_sequences
 
     def push(self, delta: CompletionDelta) -> None:
         """Add a piece; one that comes after the end is dropped."""
