@@ -280,7 +280,7 @@ def test_fields_that_mean_nothing_are_named(client: openai.OpenAI) -> None:
     raw = client.completions.with_raw_response.create(
         model=MODEL_NAME, prompt="a", max_tokens=1, user="me", extra_body={"zebra": 1, "é\n": 2}
     )
-    assert raw.headers["x-ignored-fields"] == "user, zebra, ??"
+    assert raw.headers["x-ignored-fields"] == "zebra, ??"
     assert raw.parse().choices[0].finish_reason == "length"
     with client.completions.with_streaming_response.create(
         model=MODEL_NAME, prompt="a", max_tokens=1, stream=True, extra_body={"stream_options": {"x": 1}}

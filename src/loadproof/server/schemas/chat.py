@@ -51,10 +51,11 @@ class ChatMessage(RequestModel):
     name: Text | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     tool_call_id: Text | None = None
+    refusal: Text | None = Field(None, description="As in answers; templates aren't given it.")
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates take it."""
-        message = self.model_dump(include=set(type(self).model_fields), exclude_none=True)
+        message = self.model_dump(include=set(type(self).model_fields) - {"refusal"}, exclude_none=True)
         if self.role == "developer":  # OpenAI's newer name, which templates don't know
             message["role"] = "system"
         return message

@@ -15,7 +15,7 @@ from loadproof.engine.sampling_params import (
     MAX_TOKENS,
 )
 from loadproof.server.errors import bad_request
-from loadproof.server.schemas.base import INT64_MIN, UINT64_MAX, RequestModel, StreamOptions
+from loadproof.server.schemas.base import INT64_MIN, UINT64_MAX, RequestModel, StreamOptions, Text
 from loadproof.server.schemas.shapes import LIST, TEXT, at_most, shaped, text_or_list
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -28,6 +28,8 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 BiasedToken = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 LogitBias = Annotated[dict[BiasedToken, Bias], Field(max_length=MAX_LOGIT_BIAS), at_most(MAX_LOGIT_BIAS)]
+
+_INERT = "Without effect."
 
 # Those that a request passes on as they are, where it sets them.
 _PASSED_ON = (
@@ -50,7 +52,19 @@ _PASSED_ON = (
 )
 
 
-class SamplingFields(RequestModel):
+class InertFields(RequestModel):
+    """OpenAI's fields that are about its own service, or about tools: known, and without effect."""
+
+    user: Text | None = Field(None, description=_INERT)
+    metadata: dict[str, Any] | None = Field(None, description=_INERT)
+    store: bool | None = Field(None, description=_INERT)
+    service_tier: Text | None = Field(None, description=_INERT)
+    safety_identifier: Text | None = Field(None, description=_INERT)
+    prompt_cache_key: Text | None = Field(None, description=_INERT)
+    parallel_tool_calls: bool | None = Field(None, description=_INERT)
+
+
+class SamplingFields(InertFields):
     """How to choose tokens and where to end; what is absent or null is the model's own recommendation."""
 
     model: str | None = Field(None, description="The served model's name.")

@@ -1,0 +1,63 @@
+"""OpenAI's fields that mean nothing here are known, also to a strict server, and change no answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.running import MakeServer
+
+from loadproof.server.schemas.chat import ChatMessage
+
+INERT: dict[str, Any] = {
+    "user": "me",
+    "metadata": {"a": "b"},
+    "store": True,
+    "service_tier": "auto",
+    "safety_identifier": "x",
+    "prompt_cache_key": "y",
+    "parallel_tool_calls": False,
+}
+HI = [{"role": "user", "content": "Hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": HI},
+}
+
+
+@pytest.fixture(scope="module")
+def strict(make_server: MakeServer) -> httpx.Client:
+    """A client of a server that refuses what it doesn't know."""
+    return make_server(strict=True).http()
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("name", INERT)
+def test_each_is_known_and_has_its_type(strict: httpx.Client, path: str, name: str) -> None:
+    body = {**BODIES[path], "max_tokens": 1, "seed": 1}
+    plain = strict.post(path, json=body).json()["choices"]
+    for value in (INERT[name], None):
+        answer = strict.post(path, json={**body, name: value})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"] == plain
+    assert strict.post(path, json={**body, name: 5}).json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize("refusal", [None, "I won't."])
+def test_an_answers_message_can_be_sent_again(strict: httpx.Client, refusal: str | None) -> None:
+    answer = strict.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 4, "seed": 1})
+    message = answer.json()["choices"][0]["message"]
+    assert message["refusal"] is None
+    chat = [*HI, {**message, "refusal": refusal}, *HI]
+    for path in ("/v1/chat/completions", "/tokenize"):
+        extra = {"max_tokens": 1} if path != "/tokenize" else {}
+        answer = strict.post(path, json={"messages": chat, **extra})
+        assert answer.status_code == 200, answer.text
+    bare = [*HI, {"role": "assistant", "content": message["content"]}, *HI]
+    assert answer.json() == strict.post("/tokenize", json={"messages": bare}).json()
+
+
+def test_templates_are_not_given_a_refusal() -> None:
+    message = ChatMessage(role="assistant", content="a", refusal="I won't.")
+    assert message.for_template() == {"role": "assistant", "content": "a"}
