@@ -8,15 +8,15 @@ import sys
 from typing import Any
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from loadproof.server.errors import ApiError
+from loadproof.server.slow_readers import ReadAnswers
 
 _READING = frozenset({h11.IDLE, h11.SEND_BODY})
 _CAN_ANSWER = frozenset({h11.IDLE, h11.SEND_RESPONSE})
 
 
-class Connection(H11Protocol):
+class Connection(ReadAnswers):
     """One connection: a whole request must come within ``read_timeout`` seconds, or it is closed.
 
     The time counts from the connection's start or the request's first byte, its body included. Between
