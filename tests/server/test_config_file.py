@@ -116,7 +116,7 @@ BOMB = "a: &a [x, x]\n" + "\n".join(f"b{i}: &b{i} [*a, *a]" for i in range(30))
         ("max-size: 1.5", "max-size: must be a size, not 1.5"),
         ("max-size: lots", "max-size: a size such as 4GiB"),
         ("model: 7", "model: must be text, not 7 (put it in quotes)"),
-        ("api-key: [a, 7]", "api-key: must be text, not 7 (put it in quotes)"),
+        ("api-key: [a, 7]", "api-key: must be text (put it in quotes)"),
         ("log-format: xml", "log-format: 'xml' is not one of 'plain', 'json'"),
         ("strict: 1", "strict: must be true or false, not 1"),
         ("strict: 'yes'", "strict: must be true or false, not 'yes'"),
@@ -144,6 +144,16 @@ def test_what_is_wrong_is_named_with_its_file(tmp_path: Path, text: str, message
     assert str(path) in result.stderr
     assert message in result.stderr
     assert not seen
+
+
+@pytest.mark.parametrize("value", ["12345", "[good, 12345]", "12345.5", "[[12345]]", "{key: 12345}"])
+def test_a_key_that_is_no_text_is_not_shown(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"api-key: {value}")
+    result = invoke(path, ["m"], {})
+    assert result.exit_code == 2
+    assert "api-key: must be text" in result.output
+    assert "12345" not in result.output
 
 
 @pytest.mark.parametrize(

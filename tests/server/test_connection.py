@@ -115,10 +115,21 @@ def test_an_answer_may_take_longer_than_a_request(server: ServerProcess) -> None
         (HEAD + b"transfer-encoding: chunked\r\n\r\nxyz\r\n", 400, "invalid_http"),
         (HEAD + b"x-large: " + b"a" * 8192, 431, "headers_too_large"),
         (b"GET /" + b"a" * 8192, 431, "headers_too_large"),
+        # Whole at once, in one read.
+        (HEALTH[:-2] + b"x-large: " + b"a" * 8192 + b"\r\n\r\n", 431, "headers_too_large"),
+        (HEALTH[:-2] + b"x: a\r\n" * 800 + b"\r\n", 431, "headers_too_large"),
+        (HEALTH.replace(b"health", b"health?" + b"a" * 8192), 431, "headers_too_large"),
+        (HEAD + b"x-large: " + b"a" * 8192 + b"\r\ncontent-length: 2\r\n\r\n{}", 431, "headers_too_large"),
     ],
 )
 def test_what_is_no_http_is_told_so(server: ServerProcess, request_: bytes, status: int, code: str) -> None:
     assert answer_to(server, request_) == (status, code)
+
+
+def test_headers_just_within_the_limit_are_taken(server: ServerProcess) -> None:
+    with server.connect() as connection:
+        connection.sendall(HEALTH[:-2] + b"x-large: " + b"a" * 3900 + b"\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 def test_nonsense_after_an_answer_that_came_early_closes_the_connection(server: ServerProcess) -> None:

@@ -226,7 +226,6 @@ def test_a_missing_extra_is_told_before_the_model_is_loaded(
     called: Called, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delitem(sys.modules, "loadproof.server.spans", raising=False)
-    monkeypatch.delattr("loadproof.server.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     assert run(["serve", "m", "--port", "0", "--otlp-traces-endpoint", "http://x"]) == 1
     assert "otlp_traces_endpoint needs a package" in capsys.readouterr().err

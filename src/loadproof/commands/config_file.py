@@ -11,9 +11,10 @@ from typing import Any
 import click
 import yaml
 
-from loadproof.commands.options import Size
+from loadproof.commands.options import CONFIG_PATH, Size
 
 _MAX_BYTES = 1 << 20
+_SECRET = frozenset({"api_key"})  # what errors must not show
 _Setting = bool | str | list[str]
 
 
@@ -69,6 +70,7 @@ def _load(ctx: click.Context, param: click.Parameter, path: Path | None) -> None
             raise click.UsageError(f"{path}: {key}: {error.message}", ctx) from error
         settings[name] = setting
     ctx.default_map = settings
+    ctx.meta[CONFIG_PATH] = path
 
 
 def read_config(path: Path) -> Mapping[str, object]:
@@ -140,7 +142,8 @@ def _word(param: click.Parameter, value: object) -> str:
         wanted, kinds = "a number", (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
         hint = " (put it in quotes)" if wanted == "text" and isinstance(value, bool | int | float) else ""
-        raise click.BadParameter(f"must be {wanted}, not {value!r:.100}{hint}")
+        shown = "" if param.name in _SECRET else f", not {value!r:.100}"
+        raise click.BadParameter(f"must be {wanted}{shown}{hint}")
     return str(value)
 
 

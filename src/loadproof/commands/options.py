@@ -7,14 +7,18 @@ An option that was not given is None and leaves the setting to its one default, 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from loadproof.config import LOGPROBS_MODES, POLICIES, ConfigError, EngineConfig, parse_bytes
 
 _T = TypeVar("_T")
+CONFIG_PATH = "loadproof.config_file"
+"""Under which the context of a command has the path of its config file."""
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]  # only newer versions of click have type arguments
@@ -165,11 +169,22 @@ def sampling_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def usage_checked(make: Callable[[], _T]) -> _T:
-    """What ``make`` returns; a ValueError in it was caused by the command line, and said so."""
+    """What ``make`` returns; a ValueError in it is a usage error, and may be of the config file."""
     try:
         return make()
     except ValueError as error:
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(f"{_source(str(error))}{error}") from error
+
+
+def _source(message: str) -> str:
+    """The config file, if the setting that a message begins with has its value from there."""
+    ctx = click.get_current_context(silent=True)
+    if ctx is None or CONFIG_PATH not in ctx.meta:
+        return ""
+    names = {param.name for param in ctx.command.params}
+    named = [word for word in re.findall(r"[a-z_]+", message) if word in names]
+    in_file = named and ctx.get_parameter_source(named[0]) == ParameterSource.DEFAULT_MAP
+    return f"{ctx.meta[CONFIG_PATH]}: " if in_file else ""
 
 
 def _given(values: Mapping[str, Any], names: list[str]) -> dict[str, Any]:

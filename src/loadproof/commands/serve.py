@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("loadproof.server")
 
+_KEY_VARIABLE = "LOADPROOF_API_KEY"
 _DEFAULT = ServerConfig()
 _SERVER: list[tuple[str, dict[str, Any]]] = [
     ("--host", {"help": f"Address to listen on; default: {_DEFAULT.host}, this machine alone."}),
@@ -106,7 +108,7 @@ _SECURITY: list[tuple[str, dict[str, Any]]] = [
         {
             "multiple": True,
             "metavar": "KEY",
-            "envvar": "LOADPROOF_API_KEY",
+            "envvar": _KEY_VARIABLE,
             "help": "Let in only who has it; repeatable. Other users of this machine see what stands on a "
             "command line, but neither the config file nor the variable LOADPROOF_API_KEY, which may hold "
             "several with spaces between.",
@@ -166,11 +168,14 @@ def command(model: str, **values: Any) -> int:
     """
     settings = _engine_settings(values)
     config = usage_checked(lambda: server_config(values))
+    _check_keys(config)
     from loadproof.server.logs import configure_logging, flush_logs
     from loadproof.server.sockets import allow_connections, bound_sockets, close_all
     from loadproof.server.tls import tls_context
+    from loadproof.server.tracing import check_tracing
 
     tls_context(config)
+    check_tracing(config)
     allow_connections()
     sockets = bound_sockets(config.host, config.port)
     try:
@@ -193,6 +198,14 @@ def server_config(values: Mapping[str, Any]) -> ServerConfig:
     if "allow_template_argument" in given:
         settings["template_arguments"] = (*TEMPLATE_ARGUMENTS, *given["allow_template_argument"])
     return ServerConfig(**settings)
+
+
+def _check_keys(config: ServerConfig) -> None:
+    """Refuse to open the server to all where keys were meant to close it, and came out empty."""
+    in_file = "api_key" in (click.get_current_context().default_map or {})
+    if not config.api_keys and (in_file or _KEY_VARIABLE in os.environ):
+        where = "the config file's api-key" if in_file else f"the variable {_KEY_VARIABLE}"
+        raise click.UsageError(f"{where} holds no key; leave it out to have none")
 
 
 def _engine_settings(values: Mapping[str, Any]) -> dict[str, Any]:

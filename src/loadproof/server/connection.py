@@ -12,8 +12,23 @@ import h11
 from loadproof.server.errors import ApiError
 from loadproof.server.slow_readers import ReadAnswers
 
+_HEADER_SIZE = 64 << 10  # unless uvicorn is told otherwise
 _READING = frozenset({h11.IDLE, h11.SEND_BODY})
 _CAN_ANSWER = frozenset({h11.IDLE, h11.SEND_RESPONSE})
+
+
+class _LimitedHttp(h11.Connection):
+    """Measures headers that came all at once too; h11 does only those that come in parts."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(h11.SERVER, limit)
+        self._limit = limit
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request) and _head_size(event) > self._limit:
+            raise h11.RemoteProtocolError("headers are too large", error_status_hint=431)
+        return event
 
 
 class Connection(ReadAnswers):
@@ -28,6 +43,7 @@ class Connection(ReadAnswers):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock."""
+        self.conn = _LimitedHttp(self.config.h11_max_incomplete_event_size or _HEADER_SIZE)
         super().connection_made(transport)
         self._watch()
 
@@ -76,7 +92,9 @@ class Connection(ReadAnswers):
             self._deadline = self.loop.call_later(self.read_timeout, self._give_up)
 
     def _is_reading(self) -> bool:
-        return self.conn.their_state in _READING and self.timeout_keep_alive_task is None
+        # Between requests, what has come already is the next one's beginning.
+        begun = self.timeout_keep_alive_task is None or self.conn.trailing_data[0]
+        return self.conn.their_state in _READING and bool(begun)
 
     def _stop_watching(self) -> None:
         if self._deadline is not None:
@@ -94,6 +112,12 @@ def connections_within(seconds: float) -> type[Connection]:
         read_timeout = seconds
 
     return Timed
+
+
+def _head_size(request: h11.Request) -> int:
+    """Bytes of a request's first line and its headers, as they are usually written."""
+    lines = sum(len(name) + len(value) + len(b": \r\n") for name, value in request.headers.raw_items())
+    return len(request.method) + len(request.target) + len(b"  HTTP/1.1\r\n\r\n") + lines
 
 
 def _refusal(error: BaseException | None, message: str) -> ApiError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -15,20 +16,30 @@ if TYPE_CHECKING:
 def open_tracing(config: ServerConfig, llm: LLM) -> Spans | None:
     """What writes spans to the endpoint of ``config``; None where there isn't any.
 
-    Raises :class:`ServerConfigError` for an endpoint that is no URL, and where the extra is missing.
+    Raises :class:`ServerConfigError` as :func:`check_tracing` does.
     """
+    check_tracing(config)
     endpoint = config.otlp_traces_endpoint
     if endpoint is None:
         return None
+    from loadproof.server.spans import Spans, exporting_provider
+
+    return Spans(exporting_provider(endpoint), llm.model_name, llm.system_fingerprint)
+
+
+def check_tracing(config: ServerConfig) -> None:
+    """Raise :class:`ServerConfigError` for an endpoint that is no URL, and where the extra is missing."""
+    endpoint = config.otlp_traces_endpoint
+    if endpoint is None:
+        return
     _check_url(endpoint)
     try:
-        from loadproof.server.spans import Spans, exporting_provider
+        importlib.import_module("loadproof.server.spans")
     except ImportError as error:
         raise ServerConfigError(
             f"otlp_traces_endpoint needs a package that isn't there ({error.name}): "
             "pip install 'loadproof[otel]'"
         ) from error
-    return Spans(exporting_provider(endpoint), llm.model_name, llm.system_fingerprint)
 
 
 def _check_url(endpoint: str) -> None:
