@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import queue
 import threading
 import time
@@ -26,12 +25,12 @@ from loadproof.server.errors import (
     unavailable,
 )
 from loadproof.server.observer import NoObserver, Observer, RequestTimes
+from loadproof.server.rate import Rate
 from loadproof.server.stream import Stream
 
 _log = logging.getLogger("loadproof.engine")
 _T = TypeVar("_T")
 _STOP_SECONDS = 15.0
-_RATE_MEMORY = 0.9  # how much of the rate of finished sequences the one before counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,7 @@ class AsyncEngine:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._num_sequences = 0
         self.draining = False
-        self._finishing = _Rate()
+        self._finishing = Rate()
         self._numbers = itertools.count()
         self._calls: set[asyncio.Future[Any]] = set()
         self._outbox: list[tuple[Stream, CompletionDelta | RequestOutput]] = []  # the thread's own
@@ -126,6 +125,7 @@ class AsyncEngine:
             stream = Stream(str(next(self._numbers)), ask.params.n, ask.wants_deltas, self._max_backlog)
             self._streams[stream.request_id] = stream
             self._num_sequences += stream.num_sequences
+            self._finishing.set_busy(True)
             self._commands.put(self._adding(ask, stream))
             streams.append(stream)
             if deadline is not None:
@@ -213,6 +213,7 @@ class AsyncEngine:
     def _forget(self, stream: Stream) -> None:
         if self._streams.pop(stream.request_id, None) is not None:
             self._num_sequences -= stream.num_sequences
+            self._finishing.set_busy(self._num_sequences > 0)
             timer = self._timers.pop(stream.request_id, None)
             if timer is not None:
                 timer.cancel()
@@ -330,28 +331,6 @@ class AsyncEngine:
         else:
             self._observer.next_token(now - before)
         watch.last[index] = watch.times.last_token = now
-
-
-class _Rate:
-    """How many sequences finish a second, of late."""
-
-    def __init__(self) -> None:
-        self._rate = 0.0
-        self._since = time.monotonic()
-        self._count = 0
-
-    def count(self, num: int) -> None:
-        """So many have finished now."""
-        self._count += num
-        elapsed = time.monotonic() - self._since
-        if elapsed >= 1.0:
-            rate = self._count / elapsed
-            self._rate = rate if self._rate == 0.0 else _RATE_MEMORY * self._rate + (1 - _RATE_MEMORY) * rate
-            self._since, self._count = time.monotonic(), 0
-
-    def seconds_for(self, num: int) -> int:
-        """Whole seconds until so many will have finished; from 1 to 60."""
-        return max(1, min(60, math.ceil(num / self._rate))) if self._rate > 0.0 else 1
 
 
 def _set_result(answer: asyncio.Future[_T], value: _T) -> None:
