@@ -40,8 +40,8 @@ def test_what_nobody_reads_is_dropped_and_counted() -> None:
     with small_pipe() as (reader, writer):
         log = LogWriter(writer, limit=5000, dropped_fields=lambda count: {"lost": count})
         log.setFormatter(logging.Formatter("%(message)s %(lost)s", defaults={"lost": ""}))
-        for number in range(1000):
-            log.emit(record(f"{number:099d}"))
+        for place in range(1000):
+            log.emit(record(f"{place:099d}"))
         log.close()
         kept: list[int] = []
         lost = 0
