@@ -1,17 +1,20 @@
 """The command line of one fix's ``apply.py``.
 
 Exit codes: 0 = applied, not needed, or reverted; 1 = not applied, or it failed; 2 = the source drifted;
-64 = called wrongly.
+64 = called wrongly, or from a folder that isn't whole. That much holds whatever can be printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from fixlib import APPLIED, DRIFTED, FAILED, NOT_APPLIED, NOT_NEEDED, REVERTED, Fix, Report
 from fixsource import DriftedError
@@ -28,7 +31,11 @@ class _Parser(argparse.ArgumentParser):
 
 def main(fix: Fix, args: Sequence[str] | None = None) -> int:
     """Run the command line of a fix and return its exit code."""
-    parser = _parser(fix)
+    try:
+        parser = _parser(fix)
+    except (OSError, ValueError, TypeError) as error:
+        say(f"apply.py: {fix.folder / 'fix.json'}: {error}: copy the folder of all fixes whole", sys.stderr)
+        return 64
     given = parser.parse_args(args)
     if given.diff and given.json:
         parser.error("--diff prints a patch, not JSON")
@@ -42,8 +49,29 @@ def main(fix: Fix, args: Sequence[str] | None = None) -> int:
         report = fix.revert(given.root)
     else:
         report = fix.apply(given.root, given.any_release)
-    print(as_json(report) if given.json else as_text(report))
+    say(as_json(report) if given.json else as_text(report))
     return CODES[report.status]
+
+
+def say(text: str, stream: TextIO | None = None) -> bool:
+    """Print a line, whatever the stream can take; what was done stays done, and keeps its exit code."""
+    stream = stream or sys.stdout
+    try:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        print(text, file=stream, flush=True)
+    except (OSError, ValueError):
+        _close(stream)
+        return False
+    return True
+
+
+def _close(stream: TextIO) -> None:
+    """Let nothing more go to a stream that takes nothing: Python would try again at its end, and fail."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def as_text(report: Report) -> str:
@@ -75,7 +103,7 @@ def _parser(fix: Fix) -> argparse.ArgumentParser:
     action.add_argument("--diff", action="store_true", help="print the change as a patch, and write nothing")
     parser.add_argument(
         "--root",
-        type=Path,
+        type=_folder,
         metavar="DIR",
         help="a site-packages folder or a source checkout; default: where this Python finds the package",
     )
@@ -86,16 +114,36 @@ def _parser(fix: Fix) -> argparse.ArgumentParser:
     return parser
 
 
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path names no folder")
+    return Path(text)
+
+
 def _diff(fix: Fix, given: argparse.Namespace) -> int:
+    report = fix.check(given.root, given.any_release)
     try:
-        patch = fix.diff(given.root, given.any_release)
-    except DriftedError as drift:
-        print(as_text(Report(fix.name, DRIFTED, str(drift))), file=sys.stderr)
+        patch = fix.diff(given.root, given.any_release) if report.status == NOT_APPLIED else b""
+    except (DriftedError, OSError) as error:  # it has changed since
+        report = Report(fix.name, DRIFTED, str(error))
+    if report.status == DRIFTED:
+        say(as_text(report), sys.stderr)
         return CODES[DRIFTED]
-    except OSError as error:
-        print(as_text(Report(fix.name, FAILED, str(error))), file=sys.stderr)
-        return CODES[FAILED]
-    sys.stdout.buffer.write(patch)
     if not patch:
-        print(f"{fix.name}: nothing to change", file=sys.stderr)
+        say(f"{fix.name}: nothing to change", sys.stderr)
+    elif not _write(patch):
+        say(f"{fix.name}: the patch couldn't be written", sys.stderr)
+        return CODES[FAILED]
     return 0
+
+
+def _write(patch: bytes) -> bool:
+    if sys.stdout is None:
+        return False
+    try:
+        sys.stdout.buffer.write(patch)
+        sys.stdout.flush()
+    except OSError:
+        _close(sys.stdout)
+        return False
+    return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Callable
 
@@ -33,22 +34,40 @@ class UnknownError(Exception):
     """The value hangs on code that isn't understood."""
 
 
+class _ReturnedError(Exception):
+    """The method has returned."""
+
+
 def run(body: Sequence[ast.stmt], inputs: Mapping[str, Any], wanted: str) -> int:
     """Give what ``wanted`` (``self.counts``, at any index) is after ``body``; may raise UnknownError."""
     values = dict(inputs)
-    _run(body, values, wanted)
-    if wanted not in values:
-        raise UnknownError(f"{wanted} isn't set")
-    return int(values[wanted])
+    with suppress(_ReturnedError):
+        _run(body, values, wanted)
+    found = values.get(wanted)
+    if not isinstance(found, int):
+        raise UnknownError(f"{wanted} isn't set to a number")
+    return int(found)
+
+
+def check_only_items(body: Sequence[ast.stmt], wanted: str) -> None:
+    """Raise UnknownError if ``wanted`` is used but for its items, or if items of several places are set."""
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    items = [node for node in nodes if isinstance(node, ast.Subscript) and dotted(node.value) == wanted]
+    if len(items) != sum(dotted(node) == wanted for node in nodes):
+        raise UnknownError(f"{wanted} goes by another name, too")
+    if len({ast.dump(item.slice) for item in items if not isinstance(item.ctx, ast.Load)}) > 1:
+        raise UnknownError(f"{wanted} is set at several places")
 
 
 def _run(body: Sequence[ast.stmt], values: dict[str, Any], wanted: str) -> None:
     for statement in body:
+        if isinstance(statement, ast.Return):
+            raise _ReturnedError
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             _assign(statement, values, wanted)
         elif isinstance(statement, ast.If):
             _branch(statement, values, wanted)
-        elif wanted in _written([statement]):
+        elif wanted in _written([statement]) or _leaves(statement):
             raise UnknownError(f"line {statement.lineno}")
         else:
             _lose(_written([statement]), values)
@@ -72,8 +91,8 @@ def _branch(statement: ast.If, values: dict[str, Any], wanted: str) -> None:
     try:
         taken = evaluate(statement.test, values)
     except UnknownError:
-        written = _written([*statement.body, *statement.orelse])
-        if wanted in written:
+        written = _written([statement])  # with what the test itself writes
+        if wanted in written or _leaves(statement):
             raise
         _lose(written, values)
         return
@@ -137,6 +156,12 @@ def _written(body: Sequence[ast.stmt]) -> list[str]:
 
 
 @lru_cache(maxsize=4096)
+def _leaves(statement: ast.stmt) -> bool:
+    returns = any(isinstance(node, ast.Return) for node in ast.walk(statement))
+    return returns or isinstance(statement, ast.Raise)
+
+
+@lru_cache(maxsize=4096)
 def _stores(statement: ast.stmt) -> tuple[str, ...]:
     found = [
         node for node in ast.walk(statement) if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del))
@@ -146,4 +171,5 @@ def _stores(statement: ast.stmt) -> tuple[str, ...]:
 
 def _lose(names: Sequence[str], values: dict[str, Any]) -> None:
     for name in names:
-        values.pop(name, None)
+        for known in [one for one in values if one == name or one.startswith(f"{name}.")]:
+            del values[known]

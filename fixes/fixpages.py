@@ -37,7 +37,8 @@ A file that is neither in the known faulty form nor right, or is of a release th
 left alone: exit 2 says why. `--any-release` goes by the code alone. What a fix needs to go back lies beside
 the file in `.loadproof-fixes`. An upgrade of the engine overwrites its fixes: check again after it.
 
-Exit codes: 0 applied, not needed or reverted; 1 not applied or failed; 2 drifted; 64 called wrongly.
+Exit codes: 0 applied, not needed or reverted; 1 not applied or failed; 2 drifted; 64 called wrongly, by an
+older Python, or from a folder that wasn't copied whole.
 """
 
 

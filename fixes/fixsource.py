@@ -11,8 +11,8 @@ import io
 import re
 import tokenize
 import warnings
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
@@ -34,17 +34,13 @@ class Source:
     """One file's contents; raises DriftedError where this interpreter doesn't read them as Python."""
 
     def __init__(self, data: bytes) -> None:
+        self.encoding, self.text = decode(data)
         try:
-            # detect_encoding names utf-8-sig where there is a byte-order mark, which decoding then drops.
-            self.encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
-            self.text = data.decode(self.encoding)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # what Python thinks of the engine's escapes is no news here
                 self.tree = ast.parse(data)
         except (SyntaxError, ValueError, LookupError, RecursionError, MemoryError) as error:
             raise DriftedError(f"this Python can't read the file: {error}") from error
-        if self.encode(self.text) != data:
-            raise DriftedError(f"the file's {self.encoding} text doesn't encode to the same bytes again")
         self._lines = _LINE.findall(self.text)
         self._starts = [0]
         for line in self._lines:
@@ -55,13 +51,24 @@ class Source:
         return text.encode(self.encoding)
 
     def method(self, class_name: str, name: str) -> ast.FunctionDef:
-        """Find the one method of that name in the one class of that name."""
+        """Find the one method of that name in the one class of that name, if nothing else takes its place."""
         found = [one for one in self.tree.body if isinstance(one, ast.ClassDef) and one.name == class_name]
         if len(found) != 1:
             raise DriftedError(f"it has {len(found)} classes {class_name}, not one")
         methods = [one for one in found[0].body if isinstance(one, ast.FunctionDef) and one.name == name]
         if len(methods) != 1:
             raise DriftedError(f"{class_name} has {len(methods)} methods {name}, not one")
+        changes = _changes(self.tree)
+        if sum(_binds(node, class_name) for node in _scope(self.tree.body)) != 1 or any(
+            isinstance(node, ast.Global) and class_name in node.names for node in changes
+        ):
+            raise DriftedError(f"it defines {class_name} again")
+        if (
+            sum(_binds(node, name) for node in _scope(found[0].body)) != 1
+            or any(_sets(node, class_name, name) for node in changes)
+            or any(_sets(node, own, name) for node in _changes(found[0]) for own in ("self", "cls"))
+        ):
+            raise DriftedError(f"it defines {class_name}.{name} again")
         return methods[0]
 
     def replace(self, node: ast.expr, new: str, above: Sequence[str]) -> Edit:
@@ -95,10 +102,65 @@ class Source:
         return Edit(first, self.text[first:last], added + kept)
 
 
+def decode(data: bytes) -> tuple[str, str]:
+    """Give the encoding that a file declares and its text; raises DriftedError where there is no way back."""
+    try:
+        # detect_encoding names utf-8-sig where there is a byte-order mark, which decoding then drops.
+        encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+        text = data.decode(encoding)
+    except (SyntaxError, ValueError, LookupError) as error:
+        raise DriftedError(f"this Python can't read the file: {error}") from error
+    if text.encode(encoding) != data:
+        raise DriftedError(f"the file's {encoding} text doesn't encode to the same bytes again")
+    return encoding, text
+
+
+def _scope(statements: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """Give the nodes of the statements that bind names where they do: not those within other definitions."""
+    for node in statements:
+        yield node
+        if not isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from _scope(list(ast.iter_child_nodes(node)))
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    """Whether a node gives a name a value, or takes it away."""
+    if isinstance(node, ast.Name):
+        return node.id == name and not isinstance(node.ctx, ast.Load)
+    if isinstance(node, ast.alias):
+        return (node.asname or node.name.split(".")[0]) == name
+    # Definitions, handlers of exceptions, and patterns, of which the oldest Python has none.
+    return name in (getattr(node, "name", None), getattr(node, "rest", None))
+
+
+@lru_cache(maxsize=8)
+def _changes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Give the nodes that may change a class from afar."""
+    return tuple(
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Global, ast.Call))
+        or (isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load))
+    )
+
+
+def _sets(node: ast.AST, owner: str, name: str) -> bool:
+    """Whether a node sets or deletes an attribute of an owner."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == name and dotted(node) == f"{owner}.{name}"
+    if not (
+        isinstance(node, ast.Call) and dotted(node.func) in ("setattr", "delattr") and len(node.args) > 1
+    ):
+        return False
+    which = node.args[1]
+    return dotted(node.args[0]) == owner and not (isinstance(which, ast.Constant) and which.value != name)
+
+
 def same(node: ast.AST, *forms: str) -> bool:
     """Whether a node is the code of one of the forms, whatever its formatting."""
-    expression = isinstance(node, ast.expr)
-    return any(ast.dump(node) == _dump(form, expression) for form in forms)
+    expression, kind = isinstance(node, ast.expr), f"{type(node).__name__}("
+    dumps = [_dump(form, expression) for form in forms]
+    return any(dump.startswith(kind) for dump in dumps) and ast.dump(node) in dumps
 
 
 def walk(statements: Sequence[ast.stmt]) -> list[ast.AST]:

@@ -6,6 +6,7 @@ record: its digest before and after, and the lines that changed. Both are on the
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import hashlib
@@ -40,14 +41,30 @@ def digest(data: bytes) -> str:
 def locked(path: Path) -> Iterator[None]:
     """Hold a file against other runs. The lock is on the file itself, which a run may replace: look again."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        descriptor = _locked(path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 yield
                 return
         finally:
             os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    # To read is enough but on network file systems, and the owner of a file may have no right to write it.
+    for access in (os.O_RDONLY, os.O_RDWR):
+        descriptor = os.open(path, access | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            return descriptor
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno != errno.EBADF or access == os.O_RDWR:
+                raise
+        except BaseException:
+            os.close(descriptor)
+            raise
+    raise AssertionError
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -63,12 +80,18 @@ def replace(path: Path, data: bytes) -> None:
 def keep(path: Path, name: str, kept: Kept) -> None:
     """Put what is kept of a fix on the disk."""
     folder = _folder(path)
-    if not folder.is_dir():
-        folder.mkdir()
-        _own(str(folder), path.parent.stat())
     record: dict[str, Any] = {"file": path.name, **kept._asdict()}
     del record["original"]
-    _write(folder / f"{name}.orig", kept.original, path)
+    for tries_left in range(99, -1, -1):
+        try:
+            if not folder.is_dir():
+                folder.mkdir(exist_ok=True)
+                _own(str(folder), path.parent.stat())
+            _write(folder / f"{name}.orig", kept.original, path)
+            break
+        except FileNotFoundError:  # a run of another fix, which has a file of its own to lock, removed it
+            if not tries_left:
+                raise
     _write(folder / f"{name}.json", json.dumps(record, indent=1).encode(), path)
     _sync(folder)
     _sync(path.parent)
@@ -97,6 +120,11 @@ def forget(path: Path, name: str) -> None:
 def is_kept(path: Path, name: str) -> bool:
     """Whether anything is kept of a fix, be it what an interrupted run left."""
     return any(kept.exists() for kept in _files(path, name))
+
+
+def backup(path: Path, name: str) -> Path:
+    """Say where a fix keeps the file as it was."""
+    return _folder(path) / f"{name}.orig"
 
 
 def _files(path: Path, name: str) -> list[Path]:

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -38,12 +39,12 @@ def _installed(package: str, distribution: str) -> Tree:
             "run with the engine's Python, or give --root"
         )
     root = Path(places[0]).parent
-    try:
-        found = importlib.metadata.distribution(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return Tree(root, None, "checkout" if _is_checkout(root) else "installed")
-    place = Path(str(found.locate_file(package))).resolve()
-    return Tree(root, _version(found), "installed" if place == Path(places[0]).resolve() else "editable")
+    release = _release(distribution, root)
+    for found in importlib.metadata.Distribution.discover(name=distribution):
+        sources = _editable_sources(found)
+        if sources is not None and Path(sources).resolve() in (root.resolve(), *root.resolve().parents):
+            return Tree(root, release or _version(found), "editable")
+    return Tree(root, release, _kind(root))
 
 
 def _given(package: str, distribution: str, root: Path) -> Tree:
@@ -51,20 +52,23 @@ def _given(package: str, distribution: str, root: Path) -> Tree:
         raise DriftedError(f"{root} isn't a folder")
     for place in (root, root / "src"):
         if (place / package).is_dir():
-            release = _release(distribution, place)
-            return Tree(place, release, "checkout" if _is_checkout(root) else "installed")
-    sources = _editable_sources(distribution, root)
-    if sources:
-        raise DriftedError(
-            f"{distribution} is an editable install: give --root {sources}, where its sources are"
-        )
+            return Tree(place, _release(distribution, place), _kind(place))
+    for found in importlib.metadata.Distribution.discover(name=distribution, path=[str(root)]):
+        sources = _editable_sources(found)
+        if sources is not None:
+            raise DriftedError(
+                f"{distribution} is an editable install: give --root {shlex.quote(sources)}, "
+                "where its sources are"
+            )
     raise DriftedError(
         f"{root} holds no package {package}: --root is a site-packages folder or a source checkout"
     )
 
 
-def _is_checkout(root: Path) -> bool:
-    return any((root / sign).exists() for sign in _CHECKOUT_SIGNS)
+def _kind(root: Path) -> str:
+    folders = [root, root.parent] if root.name == "src" else [root]
+    signs = [folder / sign for folder in folders for sign in _CHECKOUT_SIGNS]
+    return "checkout" if any(sign.exists() for sign in signs) else "installed"
 
 
 def _release(distribution: str, root: Path) -> str | None:
@@ -77,16 +81,33 @@ def _release(distribution: str, root: Path) -> str | None:
     return releases[0] if releases else None
 
 
-def _editable_sources(distribution: str, root: Path) -> str | None:
-    for found in importlib.metadata.Distribution.discover(name=distribution, path=[str(root)]):
-        origin = json.loads(found.read_text("direct_url.json") or "{}")
-        if origin.get("dir_info", {}).get("editable"):
-            return unquote(urlparse(origin.get("url", "")).path)
-    return None
+def _editable_sources(found: importlib.metadata.Distribution) -> str | None:
+    text = _text(found, "direct_url.json")
+    if not text:
+        return None
+    try:
+        origin = json.loads(text)
+        editable, url = origin.get("dir_info", {}).get("editable"), urlparse(origin.get("url", ""))
+        return unquote(url.path) if editable else None
+    except (ValueError, AttributeError, TypeError) as error:
+        raise DriftedError(
+            f"{_place(found, 'direct_url.json')} isn't what installers write: {error}"
+        ) from error
 
 
 def _version(found: importlib.metadata.Distribution) -> str | None:
     # Not Distribution.version: what it does where there is none differs from Python to Python.
-    text = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
-    line = re.search(r"^Version:\s*(\S+)", text, re.MULTILINE)
+    text = _text(found, "METADATA") or _text(found, "PKG-INFO")
+    line = re.search(r"^Version:[ \t]*(\S+)", text, re.MULTILINE)
     return line.group(1) if line else None
+
+
+def _text(found: importlib.metadata.Distribution, name: str) -> str:
+    try:
+        return found.read_text(name) or ""
+    except (UnicodeDecodeError, OSError) as error:
+        raise DriftedError(f"{_place(found, name)} can't be read: {error}") from error
+
+
+def _place(found: importlib.metadata.Distribution, name: str) -> Path:
+    return Path(str(getattr(found, "_path", found.locate_file("")))) / name

@@ -1,17 +1,21 @@
 """Counts a resumed request's earlier outputs as prompt whenever they are computed again, hits or not."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path
 
 if __name__ == "__main__":
     sys.dont_write_bytecode = True  # the folder may be a mount that others share
+if sys.version_info < (3, 9):  # noqa: UP036
+    sys.stderr.write("apply.py needs Python 3.9 or later, and this is " + sys.version.split()[0] + "\n")
+    sys.exit(64)  # Python's own 1 means something else here
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if not (Path(sys.path[0]) / "fixlib.py").is_file():
+    sys.stderr.write("apply.py needs " + sys.path[0] + "/fixlib.py: copy the folder of all fixes whole\n")
+    sys.exit(64)
 
 from fixcli import main
-from fixeval import UnknownError, run
+from fixeval import UnknownError, check_only_items, run
 from fixlib import Fix, comment
 from fixsource import DriftedError, Edit, Source, same, walk
 
@@ -22,10 +26,11 @@ KNOWN = "num_prompt_tokens + len(request.output_token_ids)"
 CASES = [(c, p, o) for p in (1, 4) for o in (0, 1, 3) for c in range(p + o + 3)]
 
 
-def inspect(source: Source) -> Edit | None:
+def inspect(source: Source) -> "Edit | None":
     """Judge ``InputBatch.add_request`` by the prompt length it gives each case, and edit its one guard."""
     method = source.method("InputBatch", "add_request")
     try:
+        check_only_items(method.body, COUNT)
         counts = [_count(method, *case) for case in CASES]
     except UnknownError as error:
         raise DriftedError(

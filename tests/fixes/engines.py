@@ -196,6 +196,11 @@ def copy_fixes(folder: Path) -> Path:
 
 def in_child(act: Callable[[], object]) -> tuple[int, bytes]:
     """Run something in a process of its own; its exit code, and what it gives if that is bytes."""
+    return ended(started(act))
+
+
+def started(act: Callable[[], object]) -> tuple[int, int]:
+    """Start something in a process of its own, for ``ended`` to wait for."""
     read, write = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # other tests' threads are of no use to the child
@@ -209,6 +214,12 @@ def in_child(act: Callable[[], object]) -> tuple[int, bytes]:
         finally:
             os._exit(code)
     os.close(write)
+    return child, read
+
+
+def ended(run: tuple[int, int]) -> tuple[int, bytes]:
+    """Wait for a process; its exit code, and what it gave."""
+    child, read = run
     with os.fdopen(read, "rb") as pipe:
         given = pipe.read()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), given

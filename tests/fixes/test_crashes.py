@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.fixes.engines import FIXES, Engine, in_child, load
+from tests.fixes.engines import ASYNC, RESUMED, Engine, ended, in_child, install, load, started
 
 if TYPE_CHECKING:
     from fixlib import Fix
@@ -136,19 +136,47 @@ def test_failed_run_leaves_everything_as_it_was(engine: Engine) -> None:
     assert statuses[-1] == "applied"
 
 
+def at_once(acts: list[Callable[[], Any]]) -> list[Any]:
+    """Run things in processes of their own that begin together; what they give."""
+    start, go = os.pipe()
+
+    def waiting(act: Callable[[], Any]) -> Callable[[], bytes]:
+        def begin() -> bytes:
+            os.close(go)
+            os.read(start, 1)  # ends when this process closes the other end
+            return json.dumps(act()).encode()
+
+        return begin
+
+    runs = [started(waiting(act)) for act in acts]
+    os.close(go)
+    found = [ended(run) for run in runs]
+    os.close(start)
+    assert [code for code, _ in found] == [0] * len(acts)
+    return [json.loads(given) for _, given in found]
+
+
 def test_many_runs_at_once(engine: Engine) -> None:
     """One of them applies the fix, the others find it applied; likewise for reverts."""
     first = engine.files()
-    for options, number in (([], 1), (["--revert"], 1)):
-        command = [sys.executable, str(FIXES / engine.fix.name / "apply.py"), "--json", *options]
-        runs = [
-            subprocess.Popen([*command, "--root", str(engine.root)], stdout=subprocess.PIPE, text=True)
-            for _ in range(6)
-        ]
-        found = [json.loads(run.communicate(timeout=120)[0]) for run in runs]
-        assert [run.returncode for run in runs] == [0] * 6
-        assert sum(one["changed"] for one in found) == number
+    for call, status in (("apply", "applied"), ("revert", "reverted")):
+        found = at_once([partial(getattr(engine.fix, call), engine.root)] * 6)
+        assert [one[1] for one in found] == [status] * 6
+        assert sum(one[3] for one in found) == 1
     assert engine.files() == first
+
+
+def test_both_fixes_at_once_on_one_tree(tmp_path: Path) -> None:
+    """Their files lie in one folder, and so does what is kept of them."""
+    one, two = install(tmp_path, RESUMED), install(tmp_path, ASYNC, release=None)
+    first = one.files()
+    for calls in (("apply", "apply"), ("revert", "apply"), ("apply", "revert"), ("revert", "revert")) * 3:
+        pairs = zip((one.fix, two.fix), calls, strict=True)
+        acts: list[Callable[[], Any]] = [partial(getattr(fix, call), tmp_path) for fix, call in pairs]
+        for (_, status, reason, *_), call in zip(at_once(acts), calls, strict=True):
+            assert status == {"apply": "applied", "revert": "reverted"}[call], reason
+    one.fix.revert(tmp_path)
+    assert one.files() == first
 
 
 def test_lock_is_on_the_file_that_is_there_now(engine: Engine, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.fixes.engines import FIXES, Engine, copy_fixes, install
+from tests.fixes.engines import FIXES, Engine, copy_fixes
 
 OLDEST = "3.9"
 
@@ -47,9 +47,9 @@ def test_copied_folder_on_a_bare_python(python: str, engine: Engine, name: str, 
 
     found = [
         (run(python, folder, name, *options, *root, cwd=tmp_path).returncode, engine.files() == first)
-        for options in (("--check",), (), ("--check",), ("--diff",), (), ("--revert",), ("--check",))
+        for options in (("--check",), (), ("--check",), ("--revert",))
     ]
-    assert found == [(1, True), (0, False), (0, False), (0, False), (0, False), (0, True), (1, True)]
+    assert found == [(1, True), (0, False), (0, False), (0, True)]
     assert sorted(folder.rglob("*")) == copied, "a run must not write into the folder, which may be shared"
 
 
@@ -74,16 +74,6 @@ def test_relative_root_and_folder(engine: Engine, name: str, tmp_path: Path) -> 
     assert done.stdout.startswith(f"{name}: applied: restart the engine")
 
 
-def test_drift_and_failure_have_codes_of_their_own(tmp_path: Path, name: str) -> None:
-    engine = install(tmp_path / "drifted", name, "X = 1\n")
-    done = run(sys.executable, FIXES, name, "--check", "--root", str(engine.root), cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (2, "")
-    assert done.stdout.startswith(f"{name}: drifted: ")
-    done = run(sys.executable, FIXES, name, "--diff", "--root", str(engine.root), cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "drifted" in done.stderr
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -93,27 +83,23 @@ def test_drift_and_failure_have_codes_of_their_own(tmp_path: Path, name: str) ->
         ["--root"],
         ["--diff", "--json"],
         ["--revert", "--any-release"],
+        ["--root", ""],
+        ["--root="],
     ],
 )
-def test_wrong_calls_write_nothing(engine: Engine, name: str, options: list[str]) -> None:
+def test_wrong_calls_write_nothing(
+    engine: Engine,
+    options: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     first = engine.files()
-    done = run(sys.executable, FIXES, name, *options, cwd=engine.root)
-    assert done.returncode == 64
-    assert "usage" in done.stderr
+    monkeypatch.chdir(engine.root)
+    with pytest.raises(SystemExit) as left:
+        sys.modules["fixcli"].main(engine.fix, options)
+    assert left.value.code == 64
+    assert "usage" in capsys.readouterr().err
     assert engine.files() == first
-
-
-def test_patch_applies_with_patch(engine: Engine, name: str, tmp_path: Path) -> None:
-    if shutil.which("patch") is None:
-        pytest.skip("no patch here")
-    options = ("--diff", "--root", str(engine.root))
-    done = run(sys.executable, FIXES, name, *options, cwd=tmp_path)
-    assert done.returncode == 0
-    (tmp_path / "fix.patch").write_text(done.stdout)
-    command = ["patch", "-p1", "-i", str(tmp_path / "fix.patch")]
-    subprocess.run(command, cwd=engine.root, check=True, capture_output=True, timeout=60)
-
-    assert engine.fix.check(engine.root).status == "applied"
 
 
 def test_sources_are_of_the_oldest_python() -> None:
@@ -124,7 +110,11 @@ def test_sources_are_of_the_oldest_python() -> None:
         future = [
             node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"
         ]
-        assert future, f"{path} evaluates its annotations"
+        if path.name == "apply.py":  # even older ones must come to the line that says so
+            ast.parse(path.read_text(), feature_version=(3, 6))
+            assert not future, f"{path} has what Python 3.6 doesn't read"
+        else:
+            assert future, f"{path} evaluates its annotations"
 
 
 def test_only_the_standard_library_is_imported() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import py_compile
+import shlex
 import stat
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fixes.engines import ASYNC, RESUMED, Engine, in_child, install, is_root, record
@@ -59,7 +64,7 @@ def test_package_of_two_releases(engine: Engine) -> None:
     assert "0.26.0, 0.30.0" in report.reason
 
 
-@pytest.mark.parametrize("text", [None, "", "Name: vllm-gaudi\n", "\n\nVersion\n"])
+@pytest.mark.parametrize("text", [None, "", "Name: vllm-gaudi\n", "\n\nVersion\n", "Version:\nName: x\n"])
 def test_package_whose_record_says_no_release(engine: Engine, text: str | None) -> None:
     metadata = engine.root / "vllm_gaudi-0.30.0.dist-info" / "METADATA"
     metadata.unlink()
@@ -71,13 +76,25 @@ def test_package_whose_record_says_no_release(engine: Engine, text: str | None) 
     assert "is unknown" in report.reason
 
 
-def test_broken_record_of_an_editable_install(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("record", [b"{", b"[]", b'{"dir_info": 1}', b'"\xff"'])
+def test_broken_record_of_an_editable_install(tmp_path: Path, name: str, record: bytes) -> None:
     engine = install(tmp_path / "my checkout", name, release=None)
     site = editable(engine, tmp_path)
-    (site / "vllm_gaudi-0.30.0.dist-info" / "direct_url.json").write_text("{")
+    broken = site / "vllm_gaudi-0.30.0.dist-info" / "direct_url.json"
+    broken.write_bytes(record)
 
-    assert engine.fix.check(site).status == "drifted"
-    assert engine.fix.apply(site).status == "failed"
+    for report in (engine.fix.check(site), engine.fix.apply(site)):
+        assert report.status == "drifted"
+        assert str(broken) in report.reason
+
+
+def test_record_that_isnt_text(engine: Engine) -> None:
+    metadata = engine.root / "vllm_gaudi-0.30.0.dist-info" / "METADATA"
+    metadata.write_bytes(b"Version: 0.30.0\nAuthor: \xe9\n")
+
+    for report in (engine.fix.check(engine.root), engine.fix.apply(engine.root)):
+        assert report.status == "drifted"
+        assert str(metadata) in report.reason
 
 
 def test_check_that_cant_read_doesnt_say_not_applied(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,11 +168,12 @@ def test_editable_site_packages_say_where_the_sources_are(tmp_path: Path, name: 
 
     report = engine.fix.apply(editable(engine, tmp_path))
     assert report.status == "drifted"
-    assert f"--root {engine.root}" in report.reason
+    assert f"--root '{engine.root}'," in report.reason
 
 
-def test_linked_file_is_refused(engine: Engine, tmp_path: Path) -> None:
-    cache = tmp_path / "cache.py"
+@pytest.mark.parametrize("cache_name", ["cache.py", "it's.py"])
+def test_linked_file_is_refused(engine: Engine, tmp_path: Path, cache_name: str) -> None:
+    cache = tmp_path / cache_name
     engine.file.rename(cache)
     engine.file.symlink_to(cache)
     first = engine.files()
@@ -163,9 +181,48 @@ def test_linked_file_is_refused(engine: Engine, tmp_path: Path) -> None:
     assert engine.fix.check(engine.root).status == "not applied"
     report = engine.fix.apply(engine.root)
     assert report.status == "failed"
-    assert f"cp --remove-destination '{cache}'" in report.reason
+    assert f"cp --remove-destination {shlex.quote(str(cache))} {engine.file}" in report.reason
     assert engine.files() == first
     assert engine.file.is_symlink()
+
+
+@pytest.mark.parametrize("up", [0, 1, 2])
+def test_linked_folder_within_the_root_is_refused(engine: Engine, tmp_path: Path, up: int) -> None:
+    """What lies there may be another environment's, too."""
+    folder = engine.file.parents[up]
+    folder.rename(tmp_path / "shared")
+    folder.symlink_to(tmp_path / "shared")
+    first = engine.read()
+
+    assert engine.fix.check(engine.root).status == "not applied"
+    report = engine.fix.apply(engine.root)
+    assert report.status == "failed"
+    assert f"{folder} is a link to {tmp_path / 'shared'}" in report.reason
+    assert engine.read() == first
+    assert not (engine.file.parent / ".loadproof-fixes").exists()
+
+
+def test_default_and_root_agree_on_several_records(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(engine.root, "0.25.0")
+    monkeypatch.syspath_prepend(str(engine.root))
+
+    assert engine.fix.check() == engine.fix.check(engine.root)
+    assert engine.fix.check().status == "drifted"
+
+
+def test_record_of_another_place_says_nothing(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that comes first on the path has no release, whatever is installed behind it."""
+    shadow = install(tmp_path / "shadow", engine.fix.name, release=None)
+    monkeypatch.syspath_prepend(str(engine.root))
+    monkeypatch.syspath_prepend(str(shadow.root))
+
+    assert engine.fix.check() == engine.fix.check(shadow.root)
+    assert "is unknown" in engine.fix.check().reason
+    (shadow.root / "pyproject.toml").write_text("")
+    assert engine.fix.check() == engine.fix.check(shadow.root)
+    assert engine.fix.check().kind == "checkout"
 
 
 def test_linked_folder_is_followed(engine: Engine, tmp_path: Path) -> None:
@@ -214,6 +271,64 @@ def test_extended_attributes_stay(engine: Engine) -> None:
     assert os.getxattr(engine.file, "user.note") == b"ours"
 
 
+@pytest.fixture
+def public(name: str) -> Iterator[Engine]:
+    """A faulty engine that every user comes to: pytest closes its own folders to all but their owner."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield install(Path(folder), name)
+
+
+@pytest.mark.parametrize("mode", [0o444, 0o400])
+def test_owner_of_a_read_only_file_applies(public: Engine, mode: int) -> None:
+    first = public.files()
+    if is_root():
+        for path in (public.root, *public.root.rglob("*")):
+            os.chown(path, 65534, 65534)
+    public.file.chmod(mode)
+
+    def act(call: str) -> bytes:
+        if is_root():
+            drop_root()
+        return json.dumps(getattr(public.fix, call)(public.root)).encode()
+
+    report = json.loads(in_child(lambda: act("apply"))[1])
+    assert report[1] == "applied", report
+    assert stat.S_IMODE(public.file.stat().st_mode) == mode
+    assert json.loads(in_child(lambda: act("revert"))[1])[3]
+    assert public.files() == first
+
+
+@pytest.mark.parametrize(
+    ("error", "is_advised"), [(13, True), (1, True), (30, True), (28, False), (5, False)]
+)
+def test_only_refusals_are_answered_with_the_owner(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, error: int, is_advised: bool
+) -> None:
+    def refused(descriptor: int, *_: object) -> None:
+        raise OSError(error, os.strerror(error), descriptor)
+
+    monkeypatch.setattr(os, "fchmod", refused)
+    report = engine.fix.apply(engine.root)
+    assert report.status == "failed"
+    assert report.reason.startswith(f"the tree: {os.strerror(error)}: nothing was changed")
+    assert ("owner" in report.reason) == is_advised
+
+
+def test_lock_that_wants_to_write(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on network file systems, which lock nothing that is only read."""
+    fixstore: Any = sys.modules["fixstore"]
+    real = fixstore.fcntl.flock
+
+    def on_network(descriptor: int, how: int) -> None:
+        if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR:
+            raise OSError(9, "Bad file descriptor")
+        real(descriptor, how)
+
+    monkeypatch.setattr(fixstore.fcntl, "flock", on_network)
+    assert engine.fix.apply(engine.root).changed
+
+
 def drop_root() -> None:
     """Leave root, so that permissions bind."""
     os.setgid(65534)
@@ -221,26 +336,26 @@ def drop_root() -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "folder", "tree"])
-def test_read_only_tree_is_left_and_said(engine: Engine, what: str, tmp_path: Path) -> None:
+def test_read_only_tree_is_left_and_said(public: Engine, what: str) -> None:
     """In a child that isn't root, since permissions don't bind root."""
-    for path in (*tmp_path.parents[:2], tmp_path, *tmp_path.rglob("*")):
+    for path in public.root.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
     if what == "folder":
-        engine.file.chmod(0o666)
+        public.file.chmod(0o666)
     if what == "file":
-        engine.file.parent.chmod(0o777)
-    first = engine.files()
+        public.file.parent.chmod(0o777)
+    first = public.files()
 
     def act() -> bytes:
         if is_root():
             drop_root()
-        return json.dumps(engine.fix.apply(engine.root)).encode()
+        return json.dumps(public.fix.apply(public.root)).encode()
 
     found = json.loads(in_child(act)[1])
     assert found[1] == "failed"
     assert "nothing was changed" in found[2]
-    assert engine.files() == first
-    assert engine.fix.check(engine.root).status == "not applied"
+    assert public.files() == first
+    assert public.fix.check(public.root).status == "not applied"
 
 
 @pytest.mark.parametrize("mode", list(py_compile.PycInvalidationMode))

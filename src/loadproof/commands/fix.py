@@ -12,9 +12,18 @@ import click
 
 import loadproof
 
+
+class _Folder(click.Path):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse an empty path, which would be the working directory."""
+        if value == "":
+            self.fail("an empty path names no folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 _ROOT = click.option(
     "--root",
-    type=click.Path(path_type=Path),
+    type=_Folder(path_type=Path),
     metavar="DIR",
     help="A site-packages folder or a source checkout; default: where this Python finds the engine.",
 )
@@ -124,5 +133,5 @@ def _tell(reports: list[Any], as_json: bool) -> int:
     """Print the reports and give the worst of their exit codes."""
     fixcli = _module("fixcli")
     for report in reports:
-        click.echo(fixcli.as_json(report) if as_json else fixcli.as_text(report))
+        fixcli.say(fixcli.as_json(report) if as_json else fixcli.as_text(report))
     return max(int(fixcli.CODES[report.status]) for report in reports)
