@@ -96,7 +96,9 @@ def test_installed_loadproof_brings_the_fixes(tmp_path: Path) -> None:
     for name in ("__init__.py", "cli.py", "commands"):
         (package / name).symlink_to(source / name)
     copy_fixes(package)
+    # An editable install would be found before any path.
     code = (
+        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if f.__module__.startswith('_frozen')]; "
         "from loadproof import cli; from loadproof.commands import fix; "
         "print(fix.fixes_folder()); print(cli.run(['fix', 'list']))"
     )

@@ -221,10 +221,14 @@ def test_streams_by_openais_client(client: openai.OpenAI, reference: LLM) -> Non
 
 def test_a_raw_response(client: openai.OpenAI) -> None:
     raw = client.chat.completions.with_raw_response.create(
-        model=MODEL_NAME, messages=[{"role": "user", "content": "Hi"}], max_tokens=1, user="me"
+        model=MODEL_NAME,
+        messages=[{"role": "user", "content": "Hi"}],
+        max_tokens=1,
+        user="me",
+        extra_body={"mood": "good"},
     )
     assert raw.http_response.status_code == 200
-    assert raw.headers["x-ignored-fields"] == "user"
+    assert raw.headers["x-ignored-fields"] == "mood"
     assert raw.parse().choices[0].finish_reason == "length"
 
 
