@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,8 @@ def engine(isa: str, **settings: Any) -> Iterator[LLM]:
             yield llm
 
 
-@pytest.fixture(scope="module", params=LEVELS)
-def baseline(request: pytest.FixtureRequest, smollm2: Path) -> Baseline:
-    isa: str = request.param
+@cache
+def answered_alone(isa: str) -> Baseline:
     with engine(isa) as llm:
         chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
         every = [list(llm.chat_prompt(chat).token_ids) for chat in chats]
@@ -88,6 +88,16 @@ def baseline(request: pytest.FixtureRequest, smollm2: Path) -> Baseline:
         return Baseline(isa, prompts, params, record_alone(llm, prompts, params))
 
 
+@pytest.fixture
+def baseline(isa: str, smollm2: Path) -> Baseline:
+    """That of a level, which is the same for all its tests."""
+    return answered_alone(isa)
+
+
+each_level = pytest.mark.parametrize("isa", LEVELS)
+
+
+@each_level
 def test_the_answers_are_worth_comparing(baseline: Baseline) -> None:
     answers = {tuple(answer.tokens) for answer in baseline.answers}
     assert len(answers) >= 0.9 * len(baseline.answers)
@@ -131,7 +141,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("baseline", "variation"), CASES, indirect=["baseline"])
+@pytest.mark.parametrize(("isa", "variation"), CASES)
 def test_each_answer_is_the_one_alone(baseline: Baseline, variation: Variation) -> None:
     order = list(range(len(baseline.prompts)))
     if variation.shuffled:
@@ -143,6 +153,7 @@ def test_each_answer_is_the_one_alone(baseline: Baseline, variation: Variation) 
     assert problem is None, f"{baseline.isa}, {variation}: {problem}"
 
 
+@each_level
 def test_a_leak_of_one_bit_is_found(baseline: Baseline) -> None:
     with engine(baseline.isa) as llm:
         few = slice(3)
