@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -63,3 +65,21 @@ def whole(choice: dict[str, Any]) -> dict[str, Any]:
     if "message" in made:
         made["text"] = made.pop("message")["content"]
     return made
+
+
+@contextmanager
+def meanwhile(act: Callable[[], None]) -> Iterator[None]:
+    """Have another thread do something over and over; it ends between two times."""
+    done = threading.Event()
+
+    def repeat() -> None:
+        while not done.is_set():
+            act()
+
+    other = threading.Thread(target=repeat)
+    other.start()
+    try:
+        yield
+    finally:
+        done.set()
+        other.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.server.joined import joined, stream
+from tests.server.joined import joined, meanwhile, stream
 from tests.server.running import MODEL_NAME, PATIENCE, MakeServer, Running
 
 COMPLETIONS = "/v1/completions"
@@ -108,22 +109,15 @@ def test_one_clients_cut_does_not_touch_another(roomy: Running) -> None:
     body = {**LONG, "max_tokens": 300, "logprobs": 1}
     http = roomy.http()
     alone = joined(stream(http, COMPLETIONS, body))
-    done = threading.Event()
+    seeds = itertools.count(101)
 
     def come_and_go() -> None:
-        seed = 100
-        while not done.is_set():
-            begun = roomy.llm.stats()["num_requests"]
-            with asking(roomy, {**LONG, "seed": (seed := seed + 1), "stream": bool(seed % 2)}):
-                roomy.wait_for(lambda stats, begun=begun: stats["num_requests"] > begun)  # type: ignore[misc]
+        begun, seed = roomy.llm.stats()["num_requests"], next(seeds)
+        with asking(roomy, {**LONG, "seed": seed, "stream": bool(seed % 2)}):
+            roomy.wait_for(lambda stats: stats["num_requests"] > begun)
 
-    other = threading.Thread(target=come_and_go)
-    other.start()
-    try:
+    with meanwhile(come_and_go):
         disturbed = joined(stream(http, COMPLETIONS, body))
-    finally:
-        done.set()
-        other.join()
     assert disturbed == alone
     roomy.check_no_leak()
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from tests.server.joined import joined, stream
+from tests.server.joined import joined, meanwhile, stream
 from tests.server.running import MODEL_NAME, MakeServer
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -390,18 +389,11 @@ def test_many_faults_take_no_more_memory_than_one(http: httpx.Client, body: dict
 def test_wrong_requests_disturb_nobody(http: httpx.Client) -> None:
     body = {"prompt": "Once", "max_tokens": 200, "seed": 1, "ignore_eos": True}
     alone = joined(stream(http, COMPLETIONS, body))
-    done = threading.Event()
 
     def misbehave() -> None:
-        while not done.is_set():
-            for prompt, _, _ in BAD_PROMPTS[:-1]:
-                http.post(COMPLETIONS, content=json.dumps({"prompt": prompt}), headers=JSON)
+        for prompt, _, _ in BAD_PROMPTS[:-1]:
+            http.post(COMPLETIONS, content=json.dumps({"prompt": prompt}), headers=JSON)
 
-    other = threading.Thread(target=misbehave)
-    other.start()
-    try:
+    with meanwhile(misbehave):
         disturbed = joined(stream(http, COMPLETIONS, body))
-    finally:
-        done.set()
-        other.join()
     assert disturbed == alone
