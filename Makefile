@@ -1,4 +1,4 @@
-# Two commands do everything: `make demo` runs the main job on a real model, `make test` passes the tests.
+# Two commands do everything: `make serve` runs the main job on a real model, `make test` passes the tests.
 # Both create .venv first; once their packages are there, both work offline.
 PYTHON ?= python3
 VENV   := .venv
@@ -67,7 +67,7 @@ lint: $(VENV)/.dev   ## ruff, mypy --strict, clang-format, the generated pages o
 	for fix in fixes/*/apply.py; do $(BIN)/mypy $$fix || exit 1; done
 	$(BIN)/python fixes/fixpages.py --check
 	$(BIN)/mypy src tests bench/sampling.py bench/scheduling.py bench/half_pool.py bench/few_shot.py bench/serving.py
-	MYPYPATH=src:bench:bench/peers $(BIN)/mypy bench/side_by_side.py bench/scoring.py bench/few_shot_http.py bench/peers/protocol.py bench/peers/llamacpp_driver.py bench/peers/loadproof_driver.py
+	MYPYPATH=src:bench:bench/peers $(BIN)/mypy bench/side_by_side.py bench/serving_side_by_side.py bench/scoring.py bench/few_shot_http.py bench/peers/protocol.py bench/peers/llamacpp_driver.py bench/peers/loadproof_driver.py
 	$(BIN)/clang-format --dry-run --Werror native/*.cc native/*.h native/isa/*
 
 format: $(VENV)/.dev ## rewrite sources in the enforced style

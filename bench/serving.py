@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -130,9 +131,14 @@ class Connection:
 
     async def _body(self, request: bytes) -> AsyncIterator[bytes]:
         """Pieces of an answer's body as they come, with a status other than 200 an error."""
-        reader, writer = await self._opened()
-        writer.write(request)
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        kept = self._streams is not None
+        try:
+            reader, head = await self._sent(request)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self.close()
+            if not kept:
+                raise
+            reader, head = await self._sent(request)  # the server had closed a connection that was idle
         if " 200 " not in head.partition("\r\n")[0]:
             raise ServingError(f"{head.partition(chr(13))[0]}: {(await reader.read(500)).decode()}")
         if "transfer-encoding: chunked" not in head:
@@ -143,6 +149,12 @@ class Connection:
         await reader.readline()
         if "connection: close" in head:
             await self.close()
+
+    async def _sent(self, request: bytes) -> tuple[asyncio.StreamReader, str]:
+        """What a request's body is read from, and the head before it."""
+        reader, writer = await self._opened()
+        writer.write(request)
+        return reader, (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
 
     async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._streams is None:
@@ -155,9 +167,10 @@ class Connection:
     async def close(self) -> None:
         """Close the connection; the next request opens another."""
         if self._streams is not None:
-            self._streams[1].close()
-            await self._streams[1].wait_closed()
-            self._streams = None
+            (_, writer), self._streams = self._streams, None
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 async def measure(
@@ -240,18 +253,40 @@ def table(levels: Sequence[Level]) -> Table:
     return made
 
 
+def measure_level(
+    server: Server,
+    connections: int,
+    *,
+    seed: int,
+    rounds: int = 2,
+    least_requests: int = 8,
+    input_len: int = 128,
+    output_len: int = 128,
+) -> Level:
+    """Complete ``rounds`` requests a connection, after a short warm-up; raises :class:`ServingError`."""
+    count = max(least_requests, rounds * connections)
+    workload = Workload("serving", count, input_len, output_len)
+    warm = random_prompts(replace(workload, num_prompts=2), _VOCAB_SIZE, _draw(seed, connections) + 1)
+    asyncio.run(measure(server, warm, 4, 2))
+    prompts = random_prompts(workload, _VOCAB_SIZE, _draw(seed, connections))
+    return asyncio.run(measure(server, prompts, output_len, connections))
+
+
+def _draw(seed: int, connections: int) -> int:
+    """What draws the prompts of a level: even, so that the next one is the warm-up's own."""
+    return 2 * (10_000 * seed + connections)
+
+
 def run(args: argparse.Namespace) -> list[Level]:
-    """All levels of connections, each after a short warm-up."""
+    """All levels of connections, beside ``LLM.generate`` where it is asked for."""
     server = Server(urlsplit(args.url), args.model, args.api_key)
+    sizes = {name: getattr(args, name) for name in ("rounds", "least_requests", "input_len", "output_len")}
     levels = []
     for connections in args.connections:
-        count = max(args.least_requests, args.rounds * connections)
-        workload = Workload("serving", count, args.input_len, args.output_len)
-        prompts = random_prompts(workload, _VOCAB_SIZE, args.seed + connections)
-        warm = random_prompts(replace(workload, num_prompts=2), _VOCAB_SIZE, args.seed - 1)
-        asyncio.run(measure(server, warm, 4, 2))
-        found = asyncio.run(measure(server, prompts, args.output_len, connections))
+        found = measure_level(server, connections, seed=args.seed, **sizes)
         if args.generate:
+            workload = Workload("serving", found.requests, args.input_len, args.output_len)
+            prompts = random_prompts(workload, _VOCAB_SIZE, _draw(args.seed, connections))
             made = generate(args.generate, prompts, args.output_len, connections)
             found = replace(found, generate_tokens_per_s=made)
         levels.append(found)

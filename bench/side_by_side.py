@@ -88,14 +88,14 @@ class Comparison:
         for place, workload in enumerate(workloads):
             # Equal seeds would make one workload's prompts the beginnings of another's.
             prompts = random_prompts(workload, self.vocab_size, 1 + index * len(workloads) + place)
-            for engine in _rotated(self.running(workload.name), index):
+            for engine in rotated(self.running(workload.name), index):
                 worker = workers[engine.name]
                 self._measure(
                     index, workload.name, engine, partial(worker.seconds, prompts, workload.output_len)
                 )
 
     def _starts(self, index: int) -> None:
-        for engine in _rotated(self.running(START), index):
+        for engine in rotated(self.running(START), index):
             self._measure(index, START, engine, partial(first_token_seconds, engine))
 
     def _measure(self, index: int, workload: str, engine: Engine, seconds: Callable[[], float]) -> None:
@@ -141,7 +141,7 @@ class Comparison:
         return [e for e in self.working if f"{e.name}:{workload}" not in self.skipped]
 
 
-def _rotated(items: Sequence[T], by: int) -> list[T]:
+def rotated(items: Sequence[T], by: int) -> list[T]:
     """Another engine begins in every round."""
     at = by % len(items) if items else 0
     return [*items[at:], *items[:at]]

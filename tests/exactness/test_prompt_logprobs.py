@@ -59,11 +59,24 @@ else:
     LEVELS = list(dict.fromkeys((LEVELS[0], LEVELS[-1])))
 
 
+# How much farther off than rounding moves the oracle itself; which tokens are hit is a matter of chance.
+TOKEN_ROOM, LARGEST_ROOM = 1.5, 2.0
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens of a text, and the oracle's surprise at each but the first: in float32, and rounded to bf16."""
+
+    tokens: list[int]
+    exact: npt.NDArray[np.float32]
+    rounded: npt.NDArray[np.float32]
+
+
 @pytest.fixture(scope="module")
-def text() -> tuple[list[int], npt.NDArray[np.float32]]:
-    """Tokens of the golden text, and the oracle's surprise at each but the first."""
+def text() -> Text:
+    """The golden text."""
     with np.load(DIRECTORY / "nll.npz", allow_pickle=False) as stored:
-        return stored["tokens"].tolist(), stored["nll"]
+        return Text(stored["tokens"].tolist(), stored["nll"], stored["rounded_nll"])
 
 
 @dataclass(frozen=True)
@@ -93,12 +106,10 @@ class Baseline:
 
 
 @pytest.fixture(scope="module", params=LEVELS)
-def baseline(
-    request: pytest.FixtureRequest, smollm2: Path, text: tuple[list[int], object]
-) -> Iterator[Baseline]:
+def baseline(request: pytest.FixtureRequest, smollm2: Path, text: Text) -> Iterator[Baseline]:
     isa: str = request.param
     size = SIZES.get(isa, OTHER)
-    tokens, at, prompts = text[0], size.shared, []
+    tokens, at, prompts = text.tokens, size.shared, []
     for count in size.own:
         prompts.append(tokens[: size.shared] + tokens[at : at + count])
         at += count
@@ -221,23 +232,26 @@ def test_they_are_the_softmax_of_the_very_logits(baseline: Baseline) -> None:
             assert abs(logprob - exact[token]) < 1e-5
 
 
-def test_how_far_they_are_from_the_oracles(
-    baseline: Baseline, text: tuple[list[int], npt.NDArray[np.float32]], capsys: pytest.CaptureFixture[str]
+def test_they_differ_from_the_oracles_as_bf16_rounding_does(
+    baseline: Baseline, text: Text, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rounding to bf16 moves single tokens; over a text it mostly cancels."""
-    tokens = text[0][: baseline.size.text]
-    expected = text[1][: len(tokens) - 1].astype(np.float64)
+    """Rounding the inputs of products to bf16 moves the oracle's own values; ours may be no farther off."""
+    tokens = text.tokens[: baseline.size.text]
+    exact = text.exact[: len(tokens) - 1].astype(np.float64)
+    rounding = text.rounded[: len(tokens) - 1] - exact
     with baseline.engine(max_model_len=4096) as llm:
         params = SamplingParams(max_tokens=1, prompt_logprobs=0)
         (output,) = llm.generate([TokensPrompt(prompt_token_ids=tokens)], params, use_tqdm=False)
     assert isinstance(output.prompt_logprobs, PromptLogprobs)
-    errors = -output.prompt_logprobs.token_logprobs.astype(np.float64) - expected
+    errors = -output.prompt_logprobs.token_logprobs.astype(np.float64) - exact
     with capsys.disabled():
-        print(
-            f"\n{baseline.isa}: {len(errors)} tokens; surprise differs from the oracle's by "
-            f"{errors.mean():+.5f} on average, {np.abs(errors).mean():.4f} a token, "
-            f"{np.abs(errors).max():.3f} at most"
-        )
+        for name, these in ((baseline.isa, errors), ("the oracle rounded to bf16", rounding)):
+            print(
+                f"\n{name}: {len(these)} tokens; surprise differs from the oracle's by {these.mean():+.5f} "
+                f"on average, {np.abs(these).mean():.4f} a token, {np.abs(these).max():.3f} at most",
+                end="",
+            )
+    # Each a sum of many roundings; the plan also rounds probabilities.
     assert abs(errors.mean()) < 0.005
-    assert np.abs(errors).mean() < 0.05
-    assert np.abs(errors).max() < 0.5
+    assert np.abs(errors).mean() < TOKEN_ROOM * np.abs(rounding).mean()
+    assert np.abs(errors).max() < LARGEST_ROOM * np.abs(rounding).max()

@@ -58,6 +58,7 @@ class Running:
     llm: LLM
     app: FastAPI
     uvicorn: uvicorn.Server
+    thread: threading.Thread
     _clients: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -94,16 +95,19 @@ class Running:
         raise AssertionError(f"it never came about; {self.llm.stats()}")
 
     def check_no_leak(self) -> None:
-        """Wait for the end of all requests; then every block is free."""
-        stats = self.wait_until_idle()
+        """Wait for the end of all requests, the server's own count of them too; then every block is free."""
+        engine = self.app.state.server.engine  # which hears of an end after the engine's thread
+        stats = self.wait_for(
+            lambda stats: not (stats["num_running"] or stats["num_waiting"] or engine.num_sequences)
+        )
         assert stats["num_free_blocks"] == stats["num_blocks"], stats
-        assert self.app.state.server.engine.num_sequences == 0
 
     def close(self) -> None:
-        """Close all clients, and have the server end."""
+        """Close all clients, and return once the server has ended: nothing listens any more."""
         for close in self._clients:
             close()
         self.uvicorn.should_exit = True
+        self.thread.join()
 
 
 MakeServer = Callable[..., Running]
@@ -123,13 +127,12 @@ def running(model: str | Path, **settings: Any) -> Iterator[Running]:
         server = uvicorn.Server(uvicorn_config(app, config))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), name="server")
         thread.start()
-        served = Running(f"http://{host}:{port}", llm, app, server)
+        served = Running(f"http://{host}:{port}", llm, app, server, thread)
         try:
             _wait_for_start(server, thread)
             yield served
         finally:
             served.close()
-            thread.join()
             llm.close()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from tests.server.gate import gate
 from tests.server.joined import joined, meanwhile, stream
 from tests.server.running import MODEL_NAME, PATIENCE, MakeServer, Running
 
@@ -141,7 +142,8 @@ def test_deadlines_of_requests_that_wait(roomy: Running, streamed: bool) -> None
 
 def test_deadlines_of_requests_that_run(roomy: Running) -> None:
     check_deadline(roomy.http().post(COMPLETIONS, json={**LONG, "timeout": 0.1}))
-    with roomy.http().stream("POST", COMPLETIONS, json={**LONG, "stream": True, "timeout": 0.5}) as answer:
+    body = {**LONG, "stream": True, "timeout": 2}
+    with gate(roomy.llm, 5), roomy.http().stream("POST", COMPLETIONS, json=body) as answer:
         lines = [line for line in answer.iter_lines() if line]
     assert answer.status_code == 200
     assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 from tests.server.browser import CHROMIUM, DRIVER, Browser, chromium, facts, text_of
+from tests.server.gate import gate
 from tests.server.running import MakeServer, Running
 
 from loadproof import LLM, SamplingParams
@@ -32,31 +32,6 @@ def page(window: Browser, server: Running, no_leak: None) -> Iterator[Browser]:
     window.open(server.url)
     yield window
     assert window.complaints() == []
-
-
-class Gate:
-    """Lets the engine make so many tokens, and no more until it is opened."""
-
-    def __init__(self, num_tokens: int) -> None:
-        self._left = threading.Semaphore(num_tokens)
-        self._open = threading.Event()
-
-    def __call__(self, *_: object) -> None:
-        while not self._open.is_set() and not self._left.acquire(timeout=0.005):
-            pass
-
-    def open(self) -> None:
-        self._open.set()
-
-
-@contextmanager
-def gate(llm: LLM, num_tokens: int) -> Iterator[Gate]:
-    held = Gate(num_tokens)
-    llm.on_logits(held)
-    try:
-        yield held
-    finally:
-        held.open()
 
 
 def test_an_answer_and_what_is_said_of_it(page: Browser, server: Running, reference: LLM) -> None:
@@ -254,7 +229,7 @@ def test_a_server_that_has_gone(window: Browser, make_server: MakeServer) -> Non
 
 
 def test_an_error_within_a_stream(window: Browser, make_server: MakeServer) -> None:
-    served = make_server(request_timeout=0.5)
+    served = make_server(request_timeout=2)
     window.open(served.url)
     window.set(min_tokens=200)
     with gate(served.llm, 5):

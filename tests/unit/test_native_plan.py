@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-import ml_dtypes
 import numpy as np
 import pytest
 from tests.exactness.drive import alone, make_device
+from tests.rounding import rounding
 from tests.tiny_models import TINY, TinyModel
 
 from loadproof import _native
-from loadproof.devices import reference
 from loadproof.devices.cpu import CpuDevice
 from loadproof.devices.reference import F32, ReferenceDevice
-from loadproof.graph import Attention
 
 # The plan may differ from the oracle by as much as bf16 rounding moves the oracle itself: what enters a
 # product (a linear layer's input, queries, keys and values) rounded to bf16 and all else in float32. Both
@@ -39,10 +37,6 @@ def prompts_of(model: TinyModel) -> list[list[int]]:
     return [*(case.prompt for case in model.golden), random.tolist()]
 
 
-def rounded(x: F32) -> F32:
-    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
-
-
 @cache
 def oracle(name: str) -> list[F32]:
     device = ReferenceDevice(TINY[name].graph, TINY[name].source)
@@ -52,17 +46,7 @@ def oracle(name: str) -> list[F32]:
 @cache
 def rounded_oracle(name: str) -> list[F32]:
     """The oracle's logits where what enters a product is rounded."""
-    linear, attention = reference.linear, reference.attention
-
-    def rounding_linear(x: F32, weight: F32, bias: F32 | None = None) -> F32:
-        return linear(rounded(x), weight, bias)
-
-    def rounding_attention(q: F32, k: F32, v: F32, op: Attention) -> F32:
-        return attention(rounded(q), rounded(k), rounded(v), op)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "linear", rounding_linear)
-        patch.setattr(reference, "attention", rounding_attention)
+    with rounding():
         device = ReferenceDevice(TINY[name].graph, TINY[name].source)
         return [device.forward(prompt) for prompt in prompts_of(TINY[name])]
 

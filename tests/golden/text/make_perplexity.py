@@ -1,5 +1,8 @@
 """Write ``nll.npz``: how surprised the float32 oracle is by each token of ``text.txt``, with the real model.
 
+``nll`` is that of the oracle, ``rounded_nll`` that of the oracle with its products' inputs rounded to bf16
+(``tests/rounding.py``): how far any engine is from it that computes in bf16.
+
 Needs nothing but the package; takes some minutes and 2 GB. Run from the repository:
 
     PYTHONPATH=src:. python tests/golden/text/make_perplexity.py
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from tests.rounding import rounding
 
 from loadproof.devices.reference import F32, ReferenceDevice
 from loadproof.models import build_graph
@@ -46,7 +50,14 @@ def main() -> None:
     tokens = np.array(tokenizer_of(checkpoint).encode(text(), add_special_tokens=False), np.int32)
     oracle = ReferenceDevice(build_graph(checkpoint.config), checkpoint.tensors)
     found = surprise(oracle.forward(tokens[:-1]), tokens[1:])
-    np.savez_compressed(DIRECTORY / "nll.npz", tokens=tokens, nll=found.astype(np.float32))
+    with rounding():
+        rounded = surprise(oracle.forward(tokens[:-1]), tokens[1:])
+    np.savez_compressed(
+        DIRECTORY / "nll.npz",
+        tokens=tokens,
+        nll=found.astype(np.float32),
+        rounded_nll=rounded.astype(np.float32),
+    )
     print(f"{len(tokens)} tokens, perplexity {np.exp(found.mean()):.4f}")
 
 
