@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
+class InterruptedCallError(RuntimeError):
+    """A call whose requests were lost: the thread that made a step for them was interrupted, or failed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "another thread was interrupted in a step that it made for this call too; call again"
+        )
+
+
 class LLM:
     """A model loaded for use from Python; the names follow vLLM's.
 
@@ -142,7 +151,8 @@ class LLM:
                 delta = deltas.popleft()
                 unfinished -= delta.finish_reason is not None
                 yield delta
-                self._check_open(delta.finish_reason)
+                if delta.finish_reason == "abort":
+                    self._check_open()
         finally:
             self.engine.abort_request(request_id)
 
@@ -246,7 +256,9 @@ class LLM:
                             request_ids.append(self._add(prompt, one, rank, receive))
                 self._step_until(lambda: len(outputs) == len(request_ids))
             for output in outputs.values():
-                self._check_open(*(completion.finish_reason for completion in output.outputs))
+                if any(completion.finish_reason == "abort" for completion in output.outputs):
+                    self._check_open()
+                    raise InterruptedCallError  # this call has aborted nothing
             return [outputs[request_id] for request_id in request_ids]
         finally:
             # After an error or an interrupt nothing of this call stays behind.
@@ -274,10 +286,12 @@ class LLM:
         while not done():
             with self.engine.exclusive():
                 if not done():
+                    if not self.engine.has_unfinished():
+                        raise InterruptedCallError
                     self.engine.step()
 
-    def _check_open(self, *finish_reasons: str | None) -> None:
-        if self.engine.closed and "abort" in finish_reasons:
+    def _check_open(self) -> None:
+        if self.engine.closed:
             raise ClosedError("the model was closed while this call was being served")
 
     def _params(self, params: Params, count: int) -> Sequence[SamplingParams]:

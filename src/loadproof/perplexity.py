@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from loadproof.scoring import Scorable, ScoreError, in_order, prefix_token, run, utf8
+from loadproof.scoring import Scorable, ScoreError, check_list, in_order, prefix_token, run, utf8
 
 if TYPE_CHECKING:
     from loadproof.llm import LLM
@@ -93,6 +93,7 @@ def score_texts(
     llm: LLM, texts: Sequence[str], window: int | None, stride: int | None, use_tqdm: bool
 ) -> list[TextScore]:
     """See :meth:`loadproof.llm.LLM.score_texts`."""
+    check_list("texts are", texts)
     size, step = _sizes(llm.max_model_len - 1, window, stride)
     scorables: list[Scorable] = []
     counts = []
@@ -128,6 +129,9 @@ def _windows_of(llm: LLM, text: str, size: int, stride: int, index: int, count: 
 
 
 def _sizes(limit: int, window: int | None, stride: int | None) -> tuple[int, int]:
+    for name, value in (("window", window), ("stride", stride)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ScoreError(f"{name} is a number of tokens, not {value!r:.100}")
     size = limit if window is None else window
     if not 2 <= size <= limit:
         raise ScoreError(f"a window of {size} tokens; from 2 to {limit} fit in max_model_len {limit + 1}")

@@ -134,10 +134,12 @@ def run(llm: LLM, scorables: Sequence[Scorable], use_tqdm: bool) -> Iterator[tup
 
 
 def check_mode(llm: LLM) -> None:
-    """Refuse to score where log-probabilities are none."""
+    """Refuse to score where log-probabilities are none, or not to be had."""
     mode = llm.config.logprobs_mode
     if mode.endswith("logits"):
         raise ScoreError(f"scores are made of log-probabilities, and logprobs_mode is {mode}")
+    if llm.config.max_logprobs == 0:
+        raise ScoreError("scores are made of log-probabilities, and max_logprobs is 0")
 
 
 def scored(output: RequestOutput, num_scored: int) -> tuple[F32, bool]:
@@ -309,12 +311,17 @@ def _fitted(scorable: Scorable, limit: int, truncate: bool) -> Scorable:
     )
 
 
-def _check_lists(contexts: Sequence[Text], continuations: object) -> None:
-    if isinstance(continuations, str) or not isinstance(continuations, Sequence):
-        raise ScoreError(f"continuations is a list, not {type(continuations).__name__}")
+def check_list(what: str, given: object) -> None:
+    """Refuse what is no list: the letters of a text are no texts."""
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise ScoreError(f"{what} a list, not {type(given).__name__}")
+
+
+def _check_lists(contexts: Sequence[Text], continuations: Sequence[Sequence[Text]]) -> None:
+    check_list("contexts are", contexts)
+    check_list("continuations is", continuations)
     if len(contexts) != len(continuations):
         raise ScoreError(f"{len(contexts)} contexts and {len(continuations)} lists of continuations")
     for index, parts in enumerate(continuations):
         with _Place(index, None, len(contexts)).named():
-            if isinstance(parts, str) or not isinstance(parts, Sequence):
-                raise ScoreError(f"continuations are a list, not {type(parts).__name__}")
+            check_list("continuations are", parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.fake_device import EOS, VOCAB_SIZE, FakeDevice, byte_tokenizer, logit
 from loadproof import CompletionDelta, RequestOutput, SamplingParams
 from loadproof.engine.admission import RequestError
 from loadproof.engine.engine import Engine
+from loadproof.engine.request import Request
 
 TOKENIZER = byte_tokenizer()
 FORCE = 100.0
@@ -240,6 +242,92 @@ def test_a_listener_may_abort_any_request_within_a_step() -> None:
     _drain(engine)
     assert sorted(told) == [("a", "abort"), ("b", "abort")]
     assert engine.stats()["num_free_blocks"] == engine.stats()["num_blocks"]
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+@pytest.mark.parametrize("at", ["on_start", "on_delta"])
+def test_what_is_aborted_within_a_step_ends_with_what_was_shown(at: str, logprobs: int | None) -> None:
+    """Its token of this very step is there already, and has not been shown yet."""
+    engine = _engine()
+    shown: list[int] = []
+    outputs: dict[str, RequestOutput] = {}
+
+    def abort(*_: object) -> None:
+        if at == "on_start" or len(shown) == 3:
+            engine.abort_request("b")
+
+    def receive(output: RequestOutput) -> None:
+        outputs[output.request_id] = output
+
+    params = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=logprobs)
+    hooks: dict[str, Any] = {at: abort}
+    engine.add_request([1], params, request_id="a", on_output=receive, **hooks)
+    engine.add_request(
+        [1], params, request_id="b", on_delta=lambda d: shown.extend(d.token_ids), on_output=receive
+    )
+    _drain(engine)
+    (completion,) = outputs["b"].outputs
+    assert completion.finish_reason == "abort"
+    assert completion.token_ids == shown
+    assert len(shown) == (0 if at == "on_start" else 3)
+    assert completion.logprobs is None or len(completion.logprobs) == len(shown)
+    assert len(outputs["a"].outputs[0].token_ids) == 6
+
+
+def test_an_interrupt_while_a_request_is_queued_leaves_no_name_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = _engine()
+    add = engine._pipeline.scheduler.add
+    left = [None, KeyboardInterrupt(), None]
+
+    def interrupted(request: Request) -> None:
+        error = left.pop(0)
+        if error is not None:
+            raise error
+        add(request)
+
+    monkeypatch.setattr(engine._pipeline.scheduler, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.add_request([1], SamplingParams(n=2, max_tokens=2))
+    assert not engine.has_unfinished()
+    assert engine.stats()["num_waiting"] == 0
+    engine.add_request([1], SamplingParams(max_tokens=2))
+    _drain(engine)
+    assert engine.stats()["num_finished"] == 1
+
+
+def test_all_listeners_are_told_of_the_start_though_one_fails() -> None:
+    engine = _engine()
+    told: list[str] = []
+
+    def fail() -> None:
+        told.append("a")
+        raise RuntimeError("it failed")
+
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    engine.add_request([1], params, request_id="a", on_start=fail)
+    for name in ("b", "c"):
+        engine.add_request([1], params, request_id=name, on_start=partial(told.append, name))
+    with pytest.raises(RuntimeError, match="it failed"):
+        _drain(engine)
+    _drain(engine)
+    assert told == ["a", "b", "c"]
+
+
+def test_tokens_that_come_again_after_a_failure_count_once() -> None:
+    engine = _engine()
+
+    def fail(_: CompletionDelta) -> None:
+        raise RuntimeError("it failed")
+
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    engine.add_request([1], params, on_delta=fail)
+    engine.add_request([1], params)
+    with pytest.raises(RuntimeError, match="it failed"):
+        _drain(engine)
+    _drain(engine)
+    assert engine.stats()["generation_tokens"] == 1 + 4
 
 
 def test_abort_in_the_final_step_tells_once() -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dis
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from tests.fake_device import FakeDevice, FakeStep, fake_loader
 from tests.tiny_models import write_model
 
 from loadproof import LLM, SamplingParams
+from loadproof.engine import lock as lock_module
 from loadproof.engine.admission import RequestError
 from loadproof.engine.lock import FairLock
+from loadproof.llm import InterruptedCallError
 
 NUM_THREADS = 4
 ROUNDS = 5
@@ -113,8 +119,9 @@ def test_closing_ends_what_other_threads_are_doing(gated: tuple[LLM, _Gated]) ->
     with ThreadPoolExecutor(3) as pool:
         generating = pool.submit(llm.generate, [[1], [2]], LONG)
         assert device.computing.wait(PATIENCE)
+        last = llm.engine._lock._last
         closing = pool.submit(llm.close)
-        while not llm.engine._lock._turnstile.locked():
+        while llm.engine._lock._last is last:
             pass
         device.go_on.set()
         closing.result(PATIENCE)
@@ -175,9 +182,10 @@ def test_the_lock_is_taken_again_by_its_holder_and_handed_over() -> None:
             turns.append("other")
 
     with lock.held():
+        last = lock._last
         thread = threading.Thread(target=other)
         thread.start()
-        while not lock._turnstile.locked():
+        while lock._last is last:
             pass
         with lock.held():
             turns.append("again")
@@ -185,3 +193,61 @@ def test_the_lock_is_taken_again_by_its_holder_and_handed_over() -> None:
         turns.append("after")
     thread.join()
     assert turns == ["again", "other", "after"]
+
+
+def _interrupted_at(lock: FairLock, n: int) -> bool:
+    """Take the lock and let go of it, interrupted at the n-th place, from 1, if it has as many.
+
+    Python looks for signals after calls and where a function begins or goes on.
+    """
+    count = 0
+    before: dict[FrameType, int] = {}
+
+    def trace(frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
+        nonlocal count
+        if frame.f_code.co_filename != lock_module.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            last = before.get(frame)
+            before[frame] = frame.f_lasti
+            if last is not None and dis.opname[frame.f_code.co_code[last]].startswith(("CALL", "RESUME")):
+                count += 1
+                if count == n:
+                    raise KeyboardInterrupt
+        return trace
+
+    outer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with lock.held():
+            pass
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(outer)
+    return False
+
+
+def test_an_interrupt_at_any_place_lets_go_of_the_lock() -> None:
+    lock = FairLock()
+    place = 1
+    while _interrupted_at(lock, place):
+        assert not lock._is_holder(threading.get_ident()), place
+        assert not lock._lock.locked(), place
+        assert not lock._last.locked(), place
+        place += 1
+    assert place > 6
+
+
+def test_a_call_whose_request_another_thread_lost_says_so(native: LLM) -> None:
+    """A thread that is interrupted while it tells of a token ends that token's request, whosever it is."""
+
+    def abort(request_id: str, *_: object) -> None:
+        native.engine.abort_request(request_id)
+
+    native.on_logits(abort)
+    with pytest.raises(InterruptedCallError):
+        native.generate([[1], [2]], LONG)
+    native.on_logits(None)
+    assert len(native.generate([1], LONG)[0].outputs[0].token_ids) == 100

@@ -83,11 +83,20 @@ def test_perplexities() -> None:
         ({"window": LENGTH}, "a window of 160 tokens; from 2 to 159 fit"),
         ({"stride": 0}, "a stride of 0 tokens; it is from 1 to 158"),
         ({"window": 10, "stride": 10}, "a stride of 10 tokens; it is from 1 to 9"),
+        ({"window": "3"}, "window is a number of tokens, not '3'"),
+        ({"window": 3.5}, "window is a number of tokens, not 3.5"),
+        ({"stride": True}, "stride is a number of tokens, not True"),
     ],
 )
 def test_sizes_that_can_not_be(llm: LLM, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ScoreError, match=message):
         llm.score_texts(["tea"], **options)
+
+
+@pytest.mark.parametrize("texts", ["abc", b"abc", None, 5])
+def test_texts_are_a_list(llm: LLM, texts: Any) -> None:
+    with pytest.raises(ScoreError, match=f"texts are a list, not {type(texts).__name__}"):
+        llm.score_texts(texts)
 
 
 @pytest.mark.parametrize(

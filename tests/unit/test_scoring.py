@@ -250,6 +250,18 @@ def test_scoring_leaves_the_seeds_of_others_alone(directory: Path) -> None:
     assert seeds(True) == seeds(False)
 
 
+@pytest.mark.parametrize("contexts", [None, 5, b"abc"])
+def test_contexts_are_a_list(llm: LLM, contexts: Any) -> None:
+    with pytest.raises(ScoreError, match=f"contexts are a list, not {type(contexts).__name__}"):
+        llm.score(contexts, ["a"])
+
+
+def test_scores_need_log_probabilities(llm: LLM, directory: Path) -> None:
+    with LLM(directory, max_model_len=64, max_logprobs=0) as other:  # noqa: SIM117
+        with pytest.raises(ScoreError, match="max_logprobs is 0"):
+            other.score("a", ["b"])
+
+
 @pytest.mark.parametrize("mode", ["raw_logits", "processed_logits", "processed_logprobs"])
 def test_scores_are_never_made_of_logits(llm: LLM, directory: Path, mode: str) -> None:
     with LLM(directory, num_threads=1, max_model_len=LENGTH, logprobs_mode=mode) as other:

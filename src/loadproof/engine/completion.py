@@ -42,8 +42,7 @@ class Completion:
     def push(self, row: RowLogprobs | None) -> tuple[str, Finish | None]:
         """Take in the request's newest token; its new text and, where it ends the request, how."""
         token_id = self.request.output_token_ids[-1]
-        self._num_tokens += 1
-        assert self._num_tokens == len(self.request.output_token_ids), "a token was left out"
+        assert self._num_tokens + 1 == len(self.request.output_token_ids), "a token was left out"
         if self._logprobs is not None:
             assert row is not None
             self._logprobs.append(self._position(token_id, row))
@@ -55,6 +54,7 @@ class Completion:
         if self._stops.stopped is not None:
             finish = ("stop", self._stops.stopped)
         self._pieces.append(text)
+        self._num_tokens += 1
         return text, finish
 
     def rewind(self) -> None:
@@ -63,6 +63,9 @@ class Completion:
 
     def abort(self) -> str:
         """End the text where it stands; returns what was held back and may be shown now."""
+        self.rewind()  # a token of a step whose results are being handed out may not have got here
+        if self._logprobs is not None:
+            del self._logprobs[self._num_tokens :]
         text = self._stops.push(self._decoder.finish()) + self._stops.finish()
         self._pieces.append(text)
         return text

@@ -85,6 +85,7 @@ class Engine:
         self._pipeline = Pipeline(device, self.scheduling, pipeline)
         self._seeds = SeedSource(seed)
         self._groups: dict[str, _Group] = {}
+        self._started: list[Request] = []  # whose listeners have not been told, nor those of its group
         self._lock = FairLock()
         self._stepping = False
         self._closed = False
@@ -163,10 +164,16 @@ class Engine:
                 raise RequestError(f"request id {name!r} is in use")
             requests = self._requests(name, ids, params, priority, cache_salt)
             completions = [Completion(request, self.tokenizer) for request in requests]
-            self._groups[name] = _Group(name, prompt, ids, completions, on_start, on_delta, on_output)
-            for request in requests:
-                self._pipeline.scheduler.add(request)
-            self._counters["num_requests"] += 1
+            self._counters["num_requests"] += 1  # first, so that no name is given twice whatever interrupts
+            try:
+                self._groups[name] = _Group(name, prompt, ids, completions, on_start, on_delta, on_output)
+                for request in requests:
+                    self._pipeline.scheduler.add(request)
+            except BaseException:
+                self._groups.pop(name, None)
+                if not self._stepping:
+                    self._restart()
+                raise
             return name
 
     def abort_request(self, request_id: str) -> bool:
@@ -219,10 +226,10 @@ class Engine:
             return
         try:
             report = self._pipeline.advance()
-            for request in self._pipeline.scheduler.newly_started:
-                self._tell_start(request)
+            self._started += self._pipeline.scheduler.newly_started
+            while self._started:
+                self._tell_start(self._started.pop(0))
             if report is not None:
-                self._counters["generation_tokens"] += len(report.new_tokens)
                 for token in report.new_tokens:
                     self._show(token)
         except BaseException:
@@ -242,6 +249,7 @@ class Engine:
 
     def _restart(self) -> None:
         """Have all requests go on from what their listeners know: what a failed step did is unsure."""
+        self._started += self._pipeline.scheduler.newly_started  # to be told once by the next step
         unfinished = []
         for group in self._groups.values():
             for completion in group.completions:
@@ -334,6 +342,7 @@ class Engine:
         try:
             completion = group.completions[request.index]
             text, finish = completion.push(token.logprobs)
+            self._counters["generation_tokens"] += 1
             if finish is not None:
                 self._pipeline.scheduler.finish(request, *finish)
             if group.on_delta is not None:
@@ -349,8 +358,8 @@ class Engine:
         """Hand out a group whose completions have all finished, once."""
         if not group.finished or self._groups.get(group.request_id) is not group:
             return
-        del self._groups[group.request_id]
         output = group.output()
+        del self._groups[group.request_id]
         aborted = any(completion.finish_reason == "abort" for completion in output.outputs)
         self._counters["num_aborted" if aborted else "num_finished"] += 1
         if group.on_output is not None:

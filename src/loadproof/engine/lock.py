@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 
 class FairLock:
     """Like ``threading.RLock``, but a thread that takes it over and over can't keep others out.
 
-    Whoever waits stands in a turnstile that all others have to pass first, so the last holder comes after it.
+    Whoever comes stands behind the one that came last: a holder who comes again is after all who wait.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._turnstile = threading.Lock()
-        self._holder: int | None = None
+        self._last = threading.Lock()  # held by the one that came last, until it has left
+        self._holder = (0, threading.Lock())  # a thread, and what is locked as long as it is the holder
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the lock; an interrupt at any place lets go of it."""
         this = threading.get_ident()
-        if self._holder == this:
+        if self._is_holder(this):
             yield
             return
-        with ExitStack() as turn:
-            turn.enter_context(self._turnstile)
-            with self._lock:
-                turn.close()
-                self._holder = this
-                try:
-                    yield
-                finally:
-                    self._holder = None
+        # A with statement on a lock itself takes it and sees to its release in one, whatever interrupts.
+        mine, holding = threading.Lock(), threading.Lock()
+        with mine:
+            before, self._last = self._last, mine
+            # The second keeps others out where one in the row was interrupted, or two stand behind the same.
+            with before, self._lock, holding:
+                self._holder = (this, holding)
+                yield
+
+    def _is_holder(self, thread: int) -> bool:
+        holder, holding = self._holder
+        return holder == thread and holding.locked()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,7 @@ import numpy.typing as npt
 from loadproof.devices.device import F32, I32, I64, ScoreResult
 
 
-class _State(IntEnum):
+class _State:  # no Enum: its class has Python code, and NumPy swallows interrupts that come in there
     MISSING = 0
     SUBMITTED = 1
     DONE = 2
