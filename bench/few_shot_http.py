@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def run_chats(args: argparse.Namespace, directory: Path) -> list[dict[str, Any]]
         model = LocalChatCompletion(
             base_url=f"{args.url}/v1/chat/completions", model=args.model, num_concurrent=count
         )
+        start = time.perf_counter()
         found = lm_eval.simple_evaluate(
             model=model,
             tasks=[CHAT_TASK],
@@ -73,10 +75,11 @@ def run_chats(args: argparse.Namespace, directory: Path) -> list[dict[str, Any]]
             bootstrap_iters=0,
             verbosity="ERROR",
         )
+        seconds = time.perf_counter() - start
         score = found["results"][CHAT_TASK]["exact_match,none"]
         samples = sorted(found["samples"][CHAT_TASK], key=lambda sample: sample["doc_id"])
         answers = [sample["resps"] for sample in samples]
-        row = {"engine": "chat", "batch": count, "acc": score, "acc_norm": score, "seconds": 0.0}
+        row = {"engine": "chat", "batch": count, "acc": score, "acc_norm": score, "seconds": seconds}
         rows.append({**row, "answers": answers})
     return rows
 
