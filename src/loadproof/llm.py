@@ -41,7 +41,8 @@ class LLM:
     ``model`` is a directory, a ``.gguf`` file, a hub id or an alias; ``settings`` are the fields of
     :class:`~loadproof.config.EngineConfig`. Raises a ``ValueError`` subclass for a model or a setting that
     can't be used. Use it as a context manager, or call :meth:`close`. Several threads may call it: their
-    requests are computed together, and what each gets is what it would get alone.
+    requests are computed together, and what each gets is what it would get alone. Where one of them is
+    interrupted in a step, another's call may raise :class:`InterruptedCallError`, and can be made again.
     """
 
     def __init__(self, model: str | os.PathLike[str], **settings: Any) -> None:
