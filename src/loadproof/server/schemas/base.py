@@ -8,15 +8,17 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from loadproof.engine.sampling_params import MAX_TOKENS
+from loadproof.server.schemas.at_most import AtMost
 
 Text = Annotated[str, Field(min_length=0)]
 """Text that is Unicode: pydantic looks for lone surrogates where there are bounds to check."""
 INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1
 MAX_IDS = 1 << 20
 """Most token ids in one list: no model that could be served here takes more."""
-TokenIds = Annotated[
-    list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], Field(max_length=MAX_IDS, fail_fast=True)
-]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], AtMost(MAX_IDS)]
+MAX_ENTRIES = 4096
+"""Most entries of an object, and of a list that isn't of token ids."""
+Object = Annotated[dict[str, Any], AtMost(MAX_ENTRIES)]
 
 
 class RequestModel(BaseModel):

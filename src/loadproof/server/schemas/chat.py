@@ -7,11 +7,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 
 from loadproof.engine.sampling_params import MAX_TOKENS
-from loadproof.server.schemas.base import AnswerModel, PromptLogprobEntries, RequestModel, Text, Usage
+from loadproof.server.schemas.at_most import AtMost
+from loadproof.server.schemas.base import (
+    MAX_ENTRIES,
+    AnswerModel,
+    Object,
+    PromptLogprobEntries,
+    RequestModel,
+    Text,
+    Usage,
+)
 from loadproof.server.schemas.sampling import SamplingFields
-from loadproof.server.schemas.shapes import LIST, TEXT, shaped, text_or_list
-
-MAX_MESSAGES = 4096
+from loadproof.server.schemas.shapes import LIST, OBJECT, TEXT, shaped, text_or_list, text_or_object
 
 
 class TextPart(RequestModel):
@@ -22,9 +29,11 @@ class TextPart(RequestModel):
 
 
 Content = Annotated[
-    Annotated[Text, Tag(TEXT)]
-    | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag(LIST)],
+    Annotated[Text, Tag(TEXT)] | Annotated[list[TextPart], AtMost(MAX_ENTRIES), Tag(LIST)],
     shaped(text_or_list, "text or a list of parts"),
+]
+TextOrObject = Annotated[
+    Annotated[Text, Tag(TEXT)] | Annotated[Object, Tag(OBJECT)], shaped(text_or_object, "text or an object")
 ]
 
 
@@ -32,7 +41,7 @@ class FunctionCall(RequestModel):
     """A call that an assistant made earlier."""
 
     name: Text
-    arguments: Text | dict[str, Any]
+    arguments: TextOrObject
 
 
 class ToolCall(RequestModel):
@@ -49,7 +58,7 @@ class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: Text | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], AtMost(MAX_ENTRIES)] | None = None
     tool_call_id: Text | None = None
     refusal: Text | None = Field(None, description="As in answers; templates aren't given it.")
 
@@ -61,10 +70,14 @@ class ChatMessage(RequestModel):
         return message
 
 
+Messages = Annotated[list[ChatMessage], Field(min_length=1), AtMost(MAX_ENTRIES)]
+_Unsupported = Annotated[list[Object], AtMost(MAX_ENTRIES)] | None
+
+
 class ChatRequest(SamplingFields):
     """A chat to be answered."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    messages: Messages
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="To the model's limit if absent.")
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description="As `max_tokens`.")
     logprobs: bool | None = None
@@ -74,12 +87,12 @@ class ChatRequest(SamplingFields):
     add_special_tokens: bool | None = Field(
         None, description="Begin with BOS beside what the template writes."
     )
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables of the template.")
+    chat_template_kwargs: Object | None = Field(None, description="Variables of the template.")
     echo: bool | None = Field(None, description="Begin the answer with the message that it continues.")
-    response_format: dict[str, Any] | None = Field(None, description="Only `{'type': 'text'}`.")
-    tools: list[dict[str, Any]] | None = Field(None, description="Not supported.")
-    tool_choice: str | dict[str, Any] | None = Field(None, description="Only `none` and `auto`.")
-    functions: list[dict[str, Any]] | None = Field(None, description="Not supported.")
+    response_format: Object | None = Field(None, description="Only `{'type': 'text'}`.")
+    tools: _Unsupported = Field(None, description="Not supported.")
+    tool_choice: TextOrObject | None = Field(None, description="Only `none` and `auto`.")
+    functions: _Unsupported = Field(None, description="Not supported.")
 
 
 class TopLogprob(AnswerModel):

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, Tag
 
 from loadproof.engine.sampling_params import MAX_TOKENS
-from loadproof.server.schemas.base import AnswerModel, PromptLogprobEntries, Text, TokenIds, Usage
+from loadproof.server.schemas.at_most import AtMost
+from loadproof.server.schemas.base import (
+    MAX_ENTRIES,
+    AnswerModel,
+    Object,
+    PromptLogprobEntries,
+    Text,
+    TokenIds,
+    Usage,
+)
 from loadproof.server.schemas.sampling import SamplingFields
 from loadproof.server.schemas.shapes import ID_LISTS, IDS, TEXT, TEXTS, prompt_shape, shaped
 
-MAX_PROMPTS = 4096
-PromptIds = Annotated[TokenIds, Field(min_length=1)]
-_Some = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+_NotEmpty = Field(min_length=1)
+PromptIds = Annotated[TokenIds, _NotEmpty]
 Prompt = Annotated[
     Annotated[Text, Tag(TEXT)]
     | Annotated[PromptIds, Tag(IDS)]
-    | Annotated[list[Text], _Some, Tag(TEXTS)]
-    | Annotated[list[PromptIds], _Some, Tag(ID_LISTS)],
+    | Annotated[list[Text], _NotEmpty, AtMost(MAX_ENTRIES), Tag(TEXTS)]
+    | Annotated[list[PromptIds], _NotEmpty, AtMost(MAX_ENTRIES), Tag(ID_LISTS)],
     shaped(prompt_shape, "text, a list of texts, a list of token ids or a list of such lists"),
 ]
 
@@ -33,7 +41,7 @@ class CompletionRequest(SamplingFields):
     best_of: int | None = Field(None, ge=1, description="Only as many as `n`.")
     suffix: Text | None = Field(None, description="Not supported.")
     add_special_tokens: bool | None = Field(None, description="Begin texts with the model's BOS token.")
-    response_format: dict[str, Any] | None = Field(None, description="Only `{'type': 'text'}`.")
+    response_format: Object | None = Field(None, description="Only `{'type': 'text'}`.")
 
 
 class CompletionLogprobs(AnswerModel):

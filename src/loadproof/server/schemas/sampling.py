@@ -15,19 +15,19 @@ from loadproof.engine.sampling_params import (
     MAX_TOKENS,
 )
 from loadproof.server.errors import bad_request
-from loadproof.server.schemas.base import INT64_MIN, UINT64_MAX, RequestModel, StreamOptions, Text
-from loadproof.server.schemas.shapes import LIST, TEXT, at_most, shaped, text_or_list
+from loadproof.server.schemas.at_most import AtMost
+from loadproof.server.schemas.base import INT64_MIN, UINT64_MAX, Object, RequestModel, StreamOptions, Text
+from loadproof.server.schemas.shapes import LIST, TEXT, shaped, text_or_list
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop = Annotated[
-    Annotated[StopString, Tag(TEXT)]
-    | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True), Tag(LIST)],
+    Annotated[StopString, Tag(TEXT)] | Annotated[list[StopString], AtMost(MAX_STOPS), Tag(LIST)],
     shaped(text_or_list, "text or a list of texts"),
 ]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 BiasedToken = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
-LogitBias = Annotated[dict[BiasedToken, Bias], Field(max_length=MAX_LOGIT_BIAS), at_most(MAX_LOGIT_BIAS)]
+LogitBias = Annotated[dict[BiasedToken, Bias], AtMost(MAX_LOGIT_BIAS)]
 
 _INERT = "Without effect."
 
@@ -56,7 +56,7 @@ class InertFields(RequestModel):
     """OpenAI's fields that are about its own service, or about tools: known, and without effect."""
 
     user: Text | None = Field(None, description=_INERT)
-    metadata: dict[str, Any] | None = Field(None, description=_INERT)
+    metadata: Object | None = Field(None, description=_INERT)
     store: bool | None = Field(None, description=_INERT)
     service_tier: Text | None = Field(None, description=_INERT)
     safety_identifier: Text | None = Field(None, description=_INERT)
@@ -75,9 +75,7 @@ class SamplingFields(InertFields):
     min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     stop: Stop | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = (
-        None
-    )
+    stop_token_ids: Annotated[list[TokenId], AtMost(MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = Field(None, description="Go on past the model's end-of-sequence tokens.")
     seed: int | None = Field(
         None, ge=INT64_MIN, le=UINT64_MAX, description="Drawn and reported where it is absent."

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Tag
 
-from loadproof.server.schemas.base import AnswerModel, RequestModel, Text, TokenIds, Usage
+from loadproof.server.schemas.at_most import AtMost
+from loadproof.server.schemas.base import MAX_ENTRIES, AnswerModel, RequestModel, Text, TokenIds, Usage
 from loadproof.server.schemas.shapes import LIST, TEXT, shaped, text_or_list
 
 ScoredText = Annotated[
@@ -20,7 +21,7 @@ class ScoreRequest(RequestModel):
 
     model: str | None = Field(None, description="The served model's name.")
     context: ScoredText = Field(description="Where empty, the model's BOS token stands for it.")
-    continuations: Annotated[list[ScoredText], Field(min_length=1, max_length=4096, fail_fast=True)]
+    continuations: Annotated[list[ScoredText], Field(min_length=1), AtMost(MAX_ENTRIES)]
     truncate_context: bool = Field(False, description="Cut a context that is too long from the left.")
     priority: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

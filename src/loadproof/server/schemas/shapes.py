@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from pydantic import BeforeValidator, Discriminator
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator
 
 SHAPE_MARK = "#"
 """What names of shapes begin with, so that they aren't taken for names of fields."""
@@ -14,7 +12,7 @@ SHAPE_MARK = "#"
 SHAPE_ERROR = "wrong_shape"
 """The kind of error whose message is what the value must be."""
 
-TEXT, IDS, TEXTS, ID_LISTS, LIST = "#text", "#ids", "#texts", "#id lists", "#list"
+TEXT, IDS, TEXTS, ID_LISTS, LIST, OBJECT = "#text", "#ids", "#texts", "#id lists", "#list", "#object"
 
 
 def text_or_list(value: object) -> str | None:
@@ -22,6 +20,13 @@ def text_or_list(value: object) -> str | None:
     if isinstance(value, str):
         return TEXT
     return LIST if isinstance(value, list) else None
+
+
+def text_or_object(value: object) -> str | None:
+    """Whether a value is text or an object."""
+    if isinstance(value, str):
+        return TEXT
+    return OBJECT if isinstance(value, dict) else None
 
 
 def prompt_shape(value: object) -> str | None:
@@ -34,14 +39,3 @@ def prompt_shape(value: object) -> str | None:
 def shaped(shape_of: Callable[[object], str | None], wanted: str) -> Discriminator:
     """Choose by shape; a value that has none of them is told what is wanted instead."""
     return Discriminator(shape_of, custom_error_type=SHAPE_ERROR, custom_error_message=wanted)
-
-
-def at_most(limit: int) -> BeforeValidator:
-    """Refuse an object of more entries before any is looked at: each fault found takes memory."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > limit:
-            raise PydanticCustomError("too_long", "too long", {"max_length": limit})
-        return value
-
-    return BeforeValidator(check)

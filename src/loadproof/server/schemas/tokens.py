@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
 from pydantic import Field
 
-from loadproof.server.schemas.base import AnswerModel, RequestModel, Text, TokenIds
-from loadproof.server.schemas.chat import MAX_MESSAGES, ChatMessage
+from loadproof.server.schemas.base import AnswerModel, Object, RequestModel, Text, TokenIds
+from loadproof.server.schemas.chat import Messages
 
 
 class TokenizeRequest(RequestModel):
@@ -15,13 +13,11 @@ class TokenizeRequest(RequestModel):
 
     model: str | None = Field(None, description="The served model's name.")
     prompt: Text | None = Field(None, description="A text; or else `messages`.")
-    messages: (
-        Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None
-    ) = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = Field(None, description="True for a text, false for a chat if absent.")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Object | None = None
     return_token_strs: bool | None = None
 
 
