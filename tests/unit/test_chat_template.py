@@ -85,6 +85,34 @@ def test_tool_calls_need_no_content() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ('{"city": "Rome", "days": [1, 2]}', '{"city": "Rome", "days": [1, 2]}'),
+        ({"city": "Rome"}, '{"city": "Rome"}'),
+        ("", "{}"),
+        ("[1]", '"[1]"'),
+        ("Rome", '"Rome"'),
+        ("{" * 100_000, '"' + "{" * 100_000 + '"'),
+        ('{"a":' * 5000 + "1" + "}" * 5000, None),
+        (None, "null"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_arguments_of_tool_calls_are_written_once(arguments: Any, written: str | None) -> None:
+    source = "{% for call in messages[0].tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}"
+    calls = [{"id": "1", "function": {"name": "f", "arguments": arguments}}]
+    messages = [{"role": "assistant", "tool_calls": calls}]
+    assert render(source, messages) == (json.dumps(arguments) if written is None else written)
+    assert calls[0]["function"] == {"name": "f", "arguments": arguments}
+
+
+@pytest.mark.parametrize("calls", [5, "x", [5], [{}], [{"function": 5}], [{"function": {}}]])
+def test_tool_calls_of_other_forms_are_the_templates_affair(calls: Any) -> None:
+    (message,) = check_messages([{"role": "assistant", "tool_calls": calls}])
+    assert message["tool_calls"] == calls
+
+
+@pytest.mark.parametrize(
     ("messages", "message"),
     [
         ("hi", "messages is a list of messages, not str"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Copies of the messages with their content as one string, as templates take it.
 
     A message is ``{"role": str, "content": str | [{"type": "text", "text": str}, ...]}``; text parts are
-    joined by newlines. ``content`` may be absent or None beside ``tool_calls``. Other keys are kept.
+    joined by newlines. ``content`` may be absent or None beside ``tool_calls``, whose arguments may be JSON
+    text or an object, and become one. Other keys are kept.
     Raises :class:`ChatTemplateError` naming the first message that is not so.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
@@ -36,9 +38,33 @@ def _check_message(message: Mapping[str, Any], where: str) -> Message:
     if not isinstance(role, str) or not role:
         raise ChatTemplateError(f"{where}.role is a non-empty string")
     content = message.get("content")
-    if content is None and message.get("tool_calls"):
-        return {**message, "content": ""}
-    return {**message, "content": _text_of(content, f"{where}.content")}
+    calls = message.get("tool_calls")
+    checked = {
+        **message,
+        "content": "" if content is None and calls else _text_of(content, f"{where}.content"),
+    }
+    if isinstance(calls, (list, tuple)):
+        checked["tool_calls"] = [_with_object(call) for call in calls]
+    return checked
+
+
+def _with_object(call: object) -> object:
+    """A tool call with its arguments as an object where they are one's JSON, for templates write that."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    text = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(text, str):
+        return call
+    return {**call, "function": {**function, "arguments": _object_in(text)}}
+
+
+def _object_in(text: str) -> object:
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def _text_of(content: object, where: str) -> str:
