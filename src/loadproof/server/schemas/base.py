@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,6 +20,7 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=MAX_TOKENS)]], AtMost(MA
 MAX_ENTRIES = 4096
 """Most entries of an object, and of a list that isn't of token ids."""
 Object = Annotated[dict[str, Any], AtMost(MAX_ENTRIES)]
+_MOST_UNKNOWN = 100
 
 
 class RequestModel(BaseModel):
@@ -27,11 +29,16 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
     def unknown_fields(self) -> list[str]:
-        """Names of fields that were given and mean nothing here, those of parts as ``messages[0].name``."""
-        found = sorted(self.model_extra or ())
+        """Names of fields that were given and mean nothing here, those of parts as ``messages[0].name``.
+
+        No more than so many that they can be told: a body has room for a hundred thousand.
+        """
+        return list(islice(self._unknown(), _MOST_UNKNOWN))
+
+    def _unknown(self) -> Iterator[str]:
+        yield from sorted(islice(self.model_extra or (), _MOST_UNKNOWN))
         for name in type(self).model_fields:
-            found += _unknown_in(getattr(self, name), name)
-        return found
+            yield from _unknown_in(getattr(self, name), name)
 
 
 class AnswerModel(BaseModel):
@@ -42,7 +49,7 @@ class AnswerModel(BaseModel):
 
 def _unknown_in(value: object, path: str) -> Iterator[str]:
     if isinstance(value, RequestModel):
-        yield from (f"{path}.{name}" for name in value.unknown_fields())
+        yield from (f"{path}.{name}" for name in value._unknown())
     elif isinstance(value, list):
         for index, part in enumerate(value):
             if not isinstance(part, RequestModel | list):

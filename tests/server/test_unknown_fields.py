@@ -1,0 +1,53 @@
+"""Fields that mean nothing here: which are named, and how many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.running import MakeServer
+
+from loadproof.server.schemas.chat import ChatRequest
+
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HI: dict[str, Any] = {"role": "user", "content": "Hi"}
+
+
+def unknown(count: int) -> dict[str, Any]:
+    return {f"x{place:06d}": 1 for place in range(count)}
+
+
+def many_parts(part: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [part] * 4096}]}
+
+
+@pytest.fixture(scope="module")
+def strict(make_server: MakeServer) -> httpx.Client:
+    """A client of a server that refuses what it doesn't know."""
+    return make_server(strict=True).http()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [HI], **unknown(100_000)},
+        {"messages": [{**HI, **unknown(100_000)}]},
+        {"messages": [{**HI, **unknown(9)}] * 4096},
+        many_parts({"type": "text", "text": "a", **unknown(2)}),
+    ],
+    ids=["body", "message", "messages", "parts"],
+)
+def test_no_more_are_collected_than_can_be_told(body: dict[str, Any]) -> None:
+    found = ChatRequest.model_validate(body).unknown_fields()
+    assert len(found) == len(set(found)) == 100
+
+
+def test_many_are_named_as_far_as_a_header_goes(http: httpx.Client, strict: httpx.Client) -> None:
+    body = {"prompt": "a", "max_tokens": 1, **unknown(100_000)}
+    names = http.post(COMPLETIONS, json=body).headers["x-ignored-fields"]
+    assert names.startswith("x000000, x000001, ")
+    assert len(names) <= 1000
+    error = strict.post(COMPLETIONS, json=body).json()["error"]
+    assert (error["code"], error["param"]) == ("unknown_field", "x000000")
+    assert len(error["message"]) <= 500
