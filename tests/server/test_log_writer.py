@@ -19,6 +19,8 @@ from tests.server.running import PATIENCE
 from tests.server.served_process import ROOT, write_long_model
 
 from loadproof.server.log_writer import LogWriter
+from loadproof.server.logs import configure_logging, flush_logs
+from loadproof.server.settings import ServerConfig
 
 PROGRAM = "from loadproof.cli import main; main()"
 
@@ -86,6 +88,25 @@ def test_a_log_that_cannot_be_written_harms_nobody() -> None:
             log.emit(record("lost"))
             log.flush()
         log.close()
+
+
+def test_a_log_without_a_stream_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = LogWriter(None)
+    log.emit(record("lost"))
+    log.flush()
+    log.close()
+    monkeypatch.setattr(sys, "stderr", None)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    level = root.level
+    try:
+        configure_logging(ServerConfig())
+        logging.getLogger("loadproof").warning("lost")
+        flush_logs()
+        (handler,) = root.handlers
+        handler.close()
+    finally:
+        root.setLevel(level)
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,13 @@ class LogWriter(logging.Handler):
 
     What doesn't fit in ``limit`` characters, beside what is being written, is dropped and counted; a line
     says how many those were, made with ``dropped_fields`` of the count, once lines can be written again.
+    Without a stream, as Python has none for a standard error that was closed before its start, nothing is
+    written.
     """
 
     def __init__(
         self,
-        stream: TextIO,
+        stream: TextIO | None,
         limit: int = MAX_WAITING,
         dropped_fields: Callable[[int], Mapping[str, object]] = lambda count: {},
     ) -> None:
@@ -97,11 +99,13 @@ class LogWriter(logging.Handler):
         return [self.format(record) + "\n"]
 
 
-def _writing_to(stream: TextIO) -> Callable[[str], None]:
+def _writing_to(stream: TextIO | None) -> Callable[[str], None]:
     """What writes a text there, past the stream's own buffer where there is a file below it.
 
     Its lock, held by a thread that waits for a reader, would end the interpreter's own end in an abort.
     """
+    if stream is None:
+        return lambda text: None
     try:
         number = stream.fileno()
     except (OSError, ValueError):

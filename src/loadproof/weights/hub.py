@@ -98,7 +98,11 @@ def _bars(progress: bool) -> Iterator[None]:
     )
 
     chosen_by_user = constants.HF_HUB_DISABLE_PROGRESS_BARS is not None
-    if chosen_by_user or are_progress_bars_disabled() or (progress and sys.stderr.isatty()):
+    if (
+        chosen_by_user
+        or are_progress_bars_disabled()
+        or (progress and sys.stderr is not None and sys.stderr.isatty())
+    ):
         yield
         return
     disable_progress_bars()

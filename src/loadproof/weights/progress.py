@@ -10,7 +10,7 @@ from contextlib import contextmanager
 @contextmanager
 def byte_progress(label: str, total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
     """Give a function that shows how many of ``total`` bytes are done; it does nothing unless ``wanted``."""
-    if not (wanted and sys.stderr.isatty()):
+    if not (wanted and sys.stderr is not None and sys.stderr.isatty()):
         yield lambda done: None
         return
     from rich.console import Console
