@@ -49,7 +49,12 @@ def test_an_answers_message_can_be_sent_again(strict: httpx.Client, refusal: str
     answer = strict.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 4, "seed": 1})
     message = answer.json()["choices"][0]["message"]
     assert message["refusal"] is None
-    chat = [*HI, {**message, "refusal": refusal}, *HI]
+    # OpenAI's client writes its other fields as null.
+    chat = [
+        *HI,
+        {**message, "refusal": refusal, "annotations": None, "audio": None, "function_call": None},
+        *HI,
+    ]
     for path in ("/v1/chat/completions", "/tokenize"):
         extra = {"max_tokens": 1} if path != "/tokenize" else {}
         answer = strict.post(path, json={"messages": chat, **extra})

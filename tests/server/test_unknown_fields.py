@@ -43,6 +43,21 @@ def test_no_more_are_collected_than_can_be_told(body: dict[str, Any]) -> None:
     assert len(found) == len(set(found)) == 100
 
 
+@pytest.mark.parametrize(("value", "is_strict"), [(None, False), (None, True), (0, False)])
+def test_null_is_absent(http: httpx.Client, strict: httpx.Client, value: Any, is_strict: bool) -> None:
+    message = {**HI, "mood": value}
+    body = {"messages": [message], "max_tokens": 1, "mood": value}
+    answer = (strict if is_strict else http).post(CHATS, json=body)
+    assert answer.status_code == 200, answer.text
+    named = None if value is None else "mood, messages[0].mood"
+    assert answer.headers.get("x-ignored-fields") == named
+
+
+def test_null_hides_nothing(strict: httpx.Client) -> None:
+    body = {"prompt": "a", **dict.fromkeys(unknown(1000)), "mood": "good"}
+    assert strict.post(COMPLETIONS, json=body).json()["error"]["param"] == "mood"
+
+
 def test_many_are_named_as_far_as_a_header_goes(http: httpx.Client, strict: httpx.Client) -> None:
     body = {"prompt": "a", "max_tokens": 1, **unknown(100_000)}
     names = http.post(COMPLETIONS, json=body).headers["x-ignored-fields"]

@@ -31,12 +31,14 @@ class RequestModel(BaseModel):
     def unknown_fields(self) -> list[str]:
         """Names of fields that were given and mean nothing here, those of parts as ``messages[0].name``.
 
-        No more than so many that they can be told: a body has room for a hundred thousand.
+        One that is null counts as absent: OpenAI's client writes such into messages that it gives back.
+        No more are named than can be told: a body has room for a hundred thousand.
         """
         return list(islice(self._unknown(), _MOST_UNKNOWN))
 
     def _unknown(self) -> Iterator[str]:
-        yield from sorted(islice(self.model_extra or (), _MOST_UNKNOWN))
+        given = (name for name, value in (self.model_extra or {}).items() if value is not None)
+        yield from sorted(islice(given, _MOST_UNKNOWN))
         for name in type(self).model_fields:
             yield from _unknown_in(getattr(self, name), name)
 
