@@ -63,6 +63,37 @@ def test_an_answers_message_can_be_sent_again(strict: httpx.Client, refusal: str
     assert answer.json() == strict.post("/tokenize", json={"messages": bare}).json()
 
 
+def test_a_refusal_without_content_can_be_sent_again(strict: httpx.Client) -> None:
+    said = [{"role": "assistant", "content": content, "refusal": "I won't."} for content in (None, "")]
+    tokens = [strict.post("/tokenize", json={"messages": [*HI, one, *HI]}).json()["tokens"] for one in said]
+    assert tokens[0] == tokens[1]
+
+
+PLAIN: list[dict[str, Any]] = [
+    {"logprobs": False, "top_logprobs": 0},
+    {"top_logprobs": 0},
+    {"stream": True, "stream_options": {"include_usage": None, "continuous_usage_stats": None}},
+    {"stream": True, "stream_options": {"include_usage": False}},
+]
+
+
+@pytest.mark.parametrize("fields", PLAIN, ids=str)
+def test_what_asks_for_nothing_changes_nothing(strict: httpx.Client, fields: dict[str, Any]) -> None:
+    body = {"messages": HI, "max_tokens": 1, "seed": 1}
+    answer = strict.post("/v1/chat/completions", json={**body, **fields})
+    assert answer.status_code == 200, answer.text
+    if "stream" in fields:
+        assert "usage" not in answer.text
+    else:
+        assert answer.json()["choices"] == strict.post("/v1/chat/completions", json=body).json()["choices"]
+
+
+@pytest.mark.parametrize("count", [1, -1])
+def test_top_logprobs_needs_logprobs(strict: httpx.Client, count: int) -> None:
+    answer = strict.post("/v1/chat/completions", json={"messages": HI, "top_logprobs": count})
+    assert answer.json()["error"]["message"] == "top_logprobs needs logprobs"
+
+
 def test_templates_are_not_given_a_refusal() -> None:
     message = ChatMessage(role="assistant", content="a", refusal="I won't.")
     assert message.for_template() == {"role": "assistant", "content": "a"}

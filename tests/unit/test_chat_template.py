@@ -112,6 +112,12 @@ def test_tool_calls_of_other_forms_are_the_templates_affair(calls: Any) -> None:
     assert message["tool_calls"] == calls
 
 
+@pytest.mark.parametrize("message", [{"content": None}, {}, {"content": None, "tool_calls": []}])
+def test_an_assistant_may_say_nothing(message: dict[str, Any]) -> None:
+    (checked,) = check_messages([{"role": "assistant", **message}])
+    assert checked["content"] == ""
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [

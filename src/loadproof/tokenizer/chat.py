@@ -20,9 +20,9 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Copies of the messages with their content as one string, as templates take it.
 
     A message is ``{"role": str, "content": str | [{"type": "text", "text": str}, ...]}``; text parts are
-    joined by newlines. ``content`` may be absent or None beside ``tool_calls``, whose arguments may be JSON
-    text or an object, and become one. Other keys are kept.
-    Raises :class:`ChatTemplateError` naming the first message that is not so.
+    joined by newlines. ``content`` may be absent or None, which stands for empty text, where an assistant
+    speaks or beside ``tool_calls``; these calls' arguments may be JSON text or an object, and become one.
+    Other keys are kept. Raises :class:`ChatTemplateError` naming the first message that is not so.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise ChatTemplateError(f"messages is a list of messages, not {type(messages).__name__}")
@@ -37,12 +37,10 @@ def _check_message(message: Mapping[str, Any], where: str) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise ChatTemplateError(f"{where}.role is a non-empty string")
-    content = message.get("content")
-    calls = message.get("tool_calls")
-    checked = {
-        **message,
-        "content": "" if content is None and calls else _text_of(content, f"{where}.content"),
-    }
+    content, calls = message.get("content"), message.get("tool_calls")
+    if content is None and (calls or role == "assistant"):
+        content = ""
+    checked = {**message, "content": _text_of(content, f"{where}.content")}
     if isinstance(calls, (list, tuple)):
         checked["tool_calls"] = [_with_object(call) for call in calls]
     return checked

@@ -74,8 +74,8 @@ def _check(body: ChatRequest) -> None:
         raise unsupported("functions", "functions are not supported")
     if body.tool_choice not in (None, "none", "auto"):
         raise unsupported("tool_choice", "tool_choice is supported as 'none' and 'auto' only")
-    if body.top_logprobs is not None and not body.logprobs:
-        raise bad_request("top_logprobs needs logprobs", "top_logprobs")
+    if body.top_logprobs and not body.logprobs:
+        raise bad_request("top_logprobs needs logprobs", "top_logprobs", "invalid_value")
     limits = (body.max_tokens, body.max_completion_tokens)
     if None not in limits and limits[0] != limits[1]:
         raise bad_request("max_tokens and max_completion_tokens are the same, and differ", "max_tokens")

@@ -62,8 +62,10 @@ def _unknown_in(value: object, path: str) -> Iterator[str]:
 class StreamOptions(RequestModel):
     """What a stream says besides its pieces."""
 
-    include_usage: bool = Field(False, description="End with a chunk that holds the usage and no choices.")
-    continuous_usage_stats: bool = Field(False, description="Put the usage so far in every chunk.")
+    include_usage: bool | None = Field(
+        None, description="End with a chunk that holds the usage and no choices."
+    )
+    continuous_usage_stats: bool | None = Field(None, description="Put the usage so far in every chunk.")
 
 
 class PromptTokensDetails(AnswerModel):

@@ -116,9 +116,9 @@ class SamplingFields(InertFields):
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with its usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
         """Whether each chunk of a stream holds the usage so far."""
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
