@@ -13,7 +13,7 @@ from tests.server.running import PATIENCE, MakeServer, Running
 from tests.server.test_cancel import asking, check_deadline
 
 from loadproof.server.deadline import Deadline
-from loadproof.server.encoder import Encoder
+from loadproof.server.encoder import MOST_SHORT, Encoder
 from loadproof.server.errors import ApiError
 from loadproof.tokenizer.tokenizer import Tokenizer
 
@@ -111,10 +111,11 @@ def held_server(make_server: MakeServer) -> Running:
 
 @pytest.fixture
 def held(held_server: Running) -> Iterator[Running]:
-    """The server while both threads of its encoder are busy."""
+    """The server while all threads of its encoder are busy."""
     go_on = threading.Event()
     encoder = held_server.app.state.server.encoder
-    works = [encoder._pool.submit(go_on.wait, PATIENCE) for _ in range(2)]
+    pools = (encoder._for_long, encoder._for_long, encoder._for_short)
+    works = [pool.submit(go_on.wait, PATIENCE) for pool in pools]
     try:
         yield held_server
     finally:
@@ -145,6 +146,56 @@ def test_nothing_is_encoded_for_a_client_that_has_gone(
     assert not encoded
 
 
+@pytest.mark.parametrize(("path", "body"), CALLS, ids=lambda value: ",".join(value))
+def test_long_texts_hold_up_no_short_ones(make_server: MakeServer, path: str, body: dict[str, Any]) -> None:
+    served, go_on, begun = make_server(), threading.Event(), threading.Semaphore(0)
+    encoder = served.app.state.server.encoder
+
+    def work() -> None:
+        begun.release()
+        go_on.wait(PATIENCE)
+
+    async def long() -> None:
+        await asyncio.gather(*(encoder.run(None, MOST_SHORT + 1, work) for _ in range(9)))
+
+    thread = threading.Thread(target=lambda: asyncio.run(long()))
+    thread.start()
+    try:
+        for _ in range(2):
+            assert begun.acquire(timeout=PATIENCE)
+        extra = {"max_tokens": 1} if path.endswith("completions") else {}
+        assert served.http().post(path, json={**body, **extra}).status_code == 200
+        assert encoder.num_unfinished == 9
+    finally:
+        go_on.set()
+        thread.join()
+
+
+LONG_WORK: list[tuple[str, dict[str, Any]]] = [
+    (COMPLETIONS, {"prompt": ["x" * 999] * 20}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * (MOST_SHORT + 1)}]}),
+    ("/v1/score", {"context": "x" * 999, "continuations": ["y"] * 20}),
+    ("/tokenize", {"prompt": " x" * MOST_SHORT}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), LONG_WORK, ids=lambda value: str(value)[:30])
+def test_the_whole_of_a_request_makes_it_long(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    sizes: list[int] = []
+    run = Encoder.run
+
+    async def noting(self: Encoder, deadline: Any, size: int, *args: Any, **options: Any) -> Any:
+        sizes.append(size)
+        return await run(self, deadline, size, *args, **options)
+
+    monkeypatch.setattr(Encoder, "run", noting)
+    http.post(path, json=body)
+    (size,) = sizes
+    assert size > MOST_SHORT
+
+
 def test_so_many_may_wait(held: Running) -> None:
     encoder = held.app.state.server.encoder
     body = {"prompt": "a", "max_tokens": 1}
@@ -155,6 +206,8 @@ def test_so_many_may_wait(held: Running) -> None:
             assert answer.status_code == 429, (path, answer.text)
             assert answer.json()["error"]["code"] == "queue_full"
             assert answer.headers["retry-after"] == "1"
+            message = "5 texts are being encoded or wait for that: no more may."
+            assert answer.json()["error"]["message"] == message
         assert held.http().get("/health").status_code == 200
 
 
@@ -167,18 +220,18 @@ def test_what_has_begun_ends_by_itself() -> None:
             go_on.wait(PATIENCE)
             return "done"
 
-        task = asyncio.create_task(encoder.run(None, work))
+        task = asyncio.create_task(encoder.run(None, MOST_SHORT + 1, work))
         await asyncio.to_thread(begun.wait, PATIENCE)
         task.cancel()
         await asyncio.wait([task])
         assert encoder.num_unfinished == 1
         with pytest.raises(ApiError) as caught:
-            await encoder.run(None, work)
+            await encoder.run(None, 0, work)
         assert caught.value.status == 429
         go_on.set()
         while encoder.num_unfinished:
             await asyncio.sleep(0.001)
-        assert await encoder.run(None, work) == "done"
+        assert await encoder.run(None, 0, work) == "done"
 
     asyncio.run(leave())
 
@@ -186,6 +239,6 @@ def test_what_has_begun_ends_by_itself() -> None:
 def test_errors_of_the_work_are_its_callers() -> None:
     async def fail() -> None:
         with pytest.raises(ValueError, match="invalid literal"):
-            await Encoder(1).run(Deadline.of(PATIENCE), int, "x")
+            await Encoder(1).run(Deadline.of(PATIENCE), 0, int, "x")
 
     asyncio.run(fail())

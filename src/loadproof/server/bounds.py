@@ -60,8 +60,11 @@ def check_text(state: ServerState, text: str, param: str) -> None:
 
 def check_scored(
     state: ServerState, context: str | list[int], continuations: Sequence[str | list[int]]
-) -> None:
-    """400 for what is too much to encode; the context is encoded with each continuation that is text."""
+) -> int:
+    """How many bytes of text and token ids there are to encode; 400 where that is too much.
+
+    The context is encoded with each continuation that is text.
+    """
     num_bytes = num_ids = 0
     before = len(context.encode()) if isinstance(context, str) else 0
     for place, part in enumerate(continuations):
@@ -85,6 +88,7 @@ def check_scored(
                 "continuations",
                 "invalid_value",
             )
+    return max(num_bytes, before) + num_ids
 
 
 def check_room(state: ServerState, prompts: Sequence[TokenizedPrompt], max_tokens: int, param: str) -> None:

@@ -14,15 +14,20 @@ from loadproof.server.errors import too_busy
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 _THREADS = 2
+MOST_SHORT = 16 << 10  # bytes: some ten milliseconds
 
 
 class Encoder:
-    """Runs functions in threads of its own; at most ``max_waiting`` wait for one."""
+    """Runs functions in threads of its own; besides those that run at most ``max_waiting`` wait.
+
+    Short ones have one thread more, which long ones can't take: a long text takes a second that can't be cut
+    short, and a few of them would keep everybody else waiting for that.
+    """
 
     def __init__(self, max_waiting: int, num_threads: int = _THREADS) -> None:
-        self._max_waiting = max_waiting
         self._limit = max_waiting + num_threads
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="encoder")
+        self._for_long = ThreadPoolExecutor(num_threads, thread_name_prefix="encoder")
+        self._for_short = ThreadPoolExecutor(1, thread_name_prefix="encoder-short")
         self._lock = threading.Lock()
         self._num = 0
 
@@ -32,17 +37,24 @@ class Encoder:
         return self._num
 
     async def run(
-        self, deadline: Deadline | None, function: Callable[_P, _T], *args: _P.args, **options: _P.kwargs
+        self,
+        deadline: Deadline | None,
+        size: int,
+        function: Callable[_P, _T],
+        *args: _P.args,
+        **options: _P.kwargs,
     ) -> _T:
-        """What ``function`` returns. Where the caller is cancelled it isn't begun, or its result is dropped.
+        """What ``function`` returns, which works on about ``size`` bytes.
 
-        Raises :class:`ApiError` where too many wait already, and where the deadline passes.
+        Where the caller is cancelled it isn't begun, or its result is dropped. Raises :class:`ApiError` where
+        too many wait already, and where the deadline passes.
         """
         with self._lock:
             if self._num >= self._limit:
-                raise too_busy(f"At most {self._max_waiting} texts may wait to be encoded.", 1)
+                raise too_busy(f"{self._num} texts are being encoded or wait for that: no more may.", 1)
             self._num += 1
-        work = self._pool.submit(function, *args, **options)
+        pool = self._for_short if size <= MOST_SHORT else self._for_long
+        work = pool.submit(function, *args, **options)
         work.add_done_callback(self._ended)
         limit = asyncio.timeout_at(None if deadline is None else deadline.at)
         try:

@@ -55,7 +55,8 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     headers = state.check_fields(body)
     _check(body)
     deadline = Deadline.of(body.timeout, state.config.request_timeout)
-    prompt = await while_connected(request, state.encoder.run(deadline, chat_prompt, state, body))
+    work = state.encoder.run(deadline, len(await request.body()), chat_prompt, state, body)
+    prompt = await while_connected(request, work)
     with refusing(body, "messages", {"logprobs": "top_logprobs"}):
         call = _Call(state, body, prompt)
         streams = submit(state, [call.ask], deadline)

@@ -60,7 +60,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     headers = state.check_fields(body)
     _check(body)
     deadline = Deadline.of(body.timeout, state.config.request_timeout)
-    prompts = await while_connected(request, state.encoder.run(deadline, _prompts, state, body))
+    work = state.encoder.run(deadline, len(await request.body()), _prompts, state, body)
+    prompts = await while_connected(request, work)
     with refusing(body, "prompt"):
         call = _Call(state, body, prompts)
         streams = submit(state, call.asks, deadline)

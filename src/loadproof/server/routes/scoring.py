@@ -38,8 +38,8 @@ async def create_score(body: ScoreRequest, request: Request) -> Response:
     state.check_model(body.model)
     headers = state.check_fields(body)
     deadline = Deadline.of(body.timeout, state.config.request_timeout)
-    check_scored(state, body.context, body.continuations)
-    call = await while_connected(request, state.encoder.run(deadline, _prepare, state, body))
+    size = check_scored(state, body.context, body.continuations)
+    call = await while_connected(request, state.encoder.run(deadline, size, _prepare, state, body))
     asks = [
         Ask(
             prompt=TokenizedPrompt(scorable.token_ids.tolist(), None, body.cache_salt),

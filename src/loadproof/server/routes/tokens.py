@@ -39,7 +39,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("give either prompt or messages", "prompt")
     deadline = Deadline.of(state.config.request_timeout)
-    ids = await while_connected(request, state.encoder.run(deadline, _encode, state, body))
+    work = state.encoder.run(deadline, len(await request.body()), _encode, state, body)
+    ids = await while_connected(request, work)
     tokenizer = state.llm.tokenizer
     answer: dict[str, object] = {
         "tokens": ids,
@@ -84,7 +85,8 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         raise bad_request(f"token id {wrong} is outside the vocabulary of {vocab_size}", "tokens")
     deadline = Deadline.of(state.config.request_timeout)
     decode = state.llm.tokenizer.decode
-    work = state.encoder.run(deadline, decode, body.tokens, skip_special_tokens=False)
+    size = len(await request.body())
+    work = state.encoder.run(deadline, size, decode, body.tokens, skip_special_tokens=False)
     text = await while_connected(request, work)
     return JSONResponse({"prompt": text}, headers=headers)
 
