@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loadproof import LLM
+from loadproof.tokenizer.tokenizer import Tokenizer
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -23,6 +25,28 @@ def test_a_text(http: httpx.Client, reference: LLM) -> None:
 def test_the_tokens_as_the_vocabulary_writes_them(http: httpx.Client, reference: LLM) -> None:
     answer = http.post("/tokenize", json={"prompt": "a b", "return_token_strs": True}).json()
     assert answer["token_strs"] == [reference.tokenizer.id_to_token(i) for i in answer["tokens"]]
+
+
+def test_many_tokens(http: httpx.Client) -> None:
+    answer = http.post("/tokenize", json={"prompt": "ab " * 5000, "return_token_strs": True}).json()
+    assert http.post("/tokenize", json={"prompt": "ab " * 5000}).json()["tokens"] == answer["tokens"]
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"]) > 8192
+
+
+def test_answers_are_made_where_texts_are_encoded(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makers: set[str] = set()
+    name_of = Tokenizer.id_to_token
+
+    def id_to_token(self: Tokenizer, token_id: int) -> str | None:
+        makers.add(threading.current_thread().name.split("-")[0].split("_")[0])
+        return name_of(self, token_id)
+
+    monkeypatch.setattr(Tokenizer, "id_to_token", id_to_token)
+    for prompt in ("a b", "a" * 16384):
+        http.post("/tokenize", json={"prompt": prompt, "return_token_strs": True})
+    assert makers == {"encoder"}
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,19 @@ async def create_score(body: ScoreRequest, request: Request) -> Response:
     headers = state.check_fields(body)
     deadline = Deadline.of(body.timeout, state.config.request_timeout)
     size = check_scored(state, body.context, body.continuations)
-    call = await while_connected(request, state.encoder.run(deadline, size, _prepare, state, body))
+    call, asks = await while_connected(request, state.encoder.run(deadline, size, _prepare, state, body))
+    with refusing(body, "context"):
+        streams = submit(state, asks, deadline)
+    outputs = await while_connected(request, results(state, streams))
+    return PartsResponse(await asyncio.to_thread(_answer, state, call, outputs), headers)
+
+
+def _prepare(state: ServerState, body: ScoreRequest) -> tuple[ScoreCall, list[Ask]]:
+    with refusing(body, "context"):
+        check_mode(state.llm)
+        call = ScoreCall(state.llm, [body.context], [body.continuations], body.truncate_context)
+    entries = 2 * sum(scorable.num_scored for scorable in call.scorables)  # each has an id beside it
+    check_prompt_entries(entries, "continuations")
     asks = [
         Ask(
             prompt=TokenizedPrompt(scorable.token_ids.tolist(), None, body.cache_salt),
@@ -48,19 +60,7 @@ async def create_score(body: ScoreRequest, request: Request) -> Response:
         )
         for scorable in call.scorables
     ]
-    with refusing(body, "context"):
-        streams = submit(state, asks, deadline)
-    outputs = await while_connected(request, results(state, streams))
-    return PartsResponse(await asyncio.to_thread(_answer, state, call, outputs), headers)
-
-
-def _prepare(state: ServerState, body: ScoreRequest) -> ScoreCall:
-    with refusing(body, "context"):
-        check_mode(state.llm)
-        call = ScoreCall(state.llm, [body.context], [body.continuations], body.truncate_context)
-    entries = 2 * sum(scorable.num_scored for scorable in call.scorables)  # each has an id beside it
-    check_prompt_entries(entries, "continuations")
-    return call
+    return call, asks
 
 
 def _answer(state: ServerState, call: ScoreCall, outputs: list[RequestOutput]) -> Parts:

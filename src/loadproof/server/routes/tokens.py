@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
+from pydantic_core import to_json
 
 from loadproof.server.answers import refusing
 from loadproof.server.bounds import check_text
 from loadproof.server.chat_prompt import chat_prompt
 from loadproof.server.deadline import Deadline
 from loadproof.server.errors import bad_request
+from loadproof.server.json_parts import Parts, PartsResponse, list_of, run_of, slices, with_members
 from loadproof.server.routes.documented import errors
 from loadproof.server.schemas.tokens import (
     DetokenizeAnswer,
@@ -39,17 +43,21 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("give either prompt or messages", "prompt")
     deadline = Deadline.of(state.config.request_timeout)
-    work = state.encoder.run(deadline, len(await request.body()), _encode, state, body)
-    ids = await while_connected(request, work)
-    tokenizer = state.llm.tokenizer
-    answer: dict[str, object] = {
-        "tokens": ids,
-        "count": len(ids),
-        "max_model_len": state.llm.max_model_len,
-    }
+    work = state.encoder.run(deadline, len(await request.body()), _tokens, state, body)
+    return PartsResponse(await while_connected(request, work), headers)
+
+
+def _tokens(state: ServerState, body: TokenizeRequest) -> Parts:
+    """The answer, which may hold as many tokens as a text has bytes: not for the event loop."""
+    ids = _encode(state, body)
+    members = {"tokens": _written(ids)}
     if body.return_token_strs:
-        answer["token_strs"] = [tokenizer.id_to_token(token_id) or "" for token_id in ids]
-    return JSONResponse(answer, headers=headers)
+        members["token_strs"] = _written([state.llm.tokenizer.id_to_token(id_) or "" for id_ in ids])
+    return with_members({"count": len(ids), "max_model_len": state.llm.max_model_len}, members)
+
+
+def _written(entries: Sequence[object]) -> Parts:
+    return list_of([run_of(part)] for part in slices(entries, 1))
 
 
 def _encode(state: ServerState, body: TokenizeRequest) -> list[int]:
@@ -79,16 +87,19 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
             "tokens",
             "context_length_exceeded",
         )
+    deadline = Deadline.of(state.config.request_timeout)
+    work = state.encoder.run(deadline, len(await request.body()), _text, state, body)
+    return PartsResponse(await while_connected(request, work), headers)
+
+
+def _text(state: ServerState, body: DetokenizeRequest) -> Parts:
     vocab_size = state.llm.engine.device.vocab_size
     wrong = next((token_id for token_id in body.tokens if token_id >= vocab_size), None)
     if wrong is not None:
-        raise bad_request(f"token id {wrong} is outside the vocabulary of {vocab_size}", "tokens")
-    deadline = Deadline.of(state.config.request_timeout)
-    decode = state.llm.tokenizer.decode
-    size = len(await request.body())
-    work = state.encoder.run(deadline, size, decode, body.tokens, skip_special_tokens=False)
-    text = await while_connected(request, work)
-    return JSONResponse({"prompt": text}, headers=headers)
+        raise bad_request(
+            f"token id {wrong} is outside the vocabulary of {vocab_size}", "tokens", "invalid_value"
+        )
+    return [to_json({"prompt": state.llm.tokenizer.decode(body.tokens, skip_special_tokens=False)})]
 
 
 @router.get("/tokenizer_info", response_model=TokenizerInfo, responses=errors(), summary="Special tokens")
