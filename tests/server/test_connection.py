@@ -113,6 +113,16 @@ def test_an_answer_may_take_longer_than_a_request(server: ServerProcess) -> None
         (HEAD + b"content-length: many\r\n\r\n", 400, "invalid_http"),
         (HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\n", 400, "invalid_http"),
         (HEAD + b"transfer-encoding: chunked\r\n\r\nxyz\r\n", 400, "invalid_http"),
+        (
+            HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + HEALTH,
+            400,
+            "invalid_http",
+        ),
+        (
+            HEALTH[:-2].replace(b"/health", b"http://elsewhere/version") + b"connection: close\r\n\r\n",
+            403,
+            "wrong_host",
+        ),
         (HEAD + b"x-large: " + b"a" * 8192, 431, "headers_too_large"),
         (b"GET /" + b"a" * 8192, 431, "headers_too_large"),
         # Whole at once, in one read.
@@ -124,6 +134,19 @@ def test_an_answer_may_take_longer_than_a_request(server: ServerProcess) -> None
 )
 def test_what_is_no_http_is_told_so(server: ServerProcess, request_: bytes, status: int, code: str) -> None:
     assert answer_to(server, request_) == (status, code)
+
+
+@pytest.mark.parametrize("target", [b"http://localhost/health", b"HTTP://127.0.0.1:80/health?a=http://b/"])
+def test_a_url_is_served_as_its_path(server: ServerProcess, target: bytes) -> None:
+    with server.connect() as connection:
+        connection.sendall(HEALTH.replace(b"/health", target).replace(b"host: localhost", b"host: elsewhere"))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_a_url_without_a_path_is_that_of_the_root(server: ServerProcess) -> None:
+    with server.connect() as connection:
+        connection.sendall(HEALTH.replace(b"/health", b"http://localhost?a=b"))
+        assert b"text/html" in connection.recv(65536)
 
 
 def test_headers_just_within_the_limit_are_taken(server: ServerProcess) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from typing import Any
 
@@ -15,10 +16,15 @@ from loadproof.server.slow_readers import ReadAnswers
 _HEADER_SIZE = 64 << 10  # unless uvicorn is told otherwise
 _READING = frozenset({h11.IDLE, h11.SEND_BODY})
 _CAN_ANSWER = frozenset({h11.IDLE, h11.SEND_RESPONSE})
+_URL = re.compile(rb"https?://(?P<host>[^/?]*)(?P<path>.*)", re.IGNORECASE)
 
 
 class _LimitedHttp(h11.Connection):
-    """Measures headers that came all at once too; h11 does only those that come in parts."""
+    """Measures headers that came all at once too; h11 does only those that come in parts.
+
+    A request that says its length in two ways is refused: a proxy that believes the other one would take
+    the body's end for the next request. A whole URL as the target is served as its path.
+    """
 
     def __init__(self, limit: int) -> None:
         super().__init__(h11.SERVER, limit)
@@ -28,6 +34,10 @@ class _LimitedHttp(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request) and _head_size(event) > self._limit:
             raise h11.RemoteProtocolError("headers are too large", error_status_hint=431)
+        if isinstance(event, h11.Request):
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+            return _with_path(event)
         return event
 
 
@@ -112,6 +122,20 @@ def connections_within(seconds: float) -> type[Connection]:
         read_timeout = seconds
 
     return Timed
+
+
+def _with_path(request: h11.Request) -> h11.Request:
+    """The request with a path as its target; a URL's host goes before the header's."""
+    url = _URL.fullmatch(request.target)
+    if url is None:
+        return request
+    headers = [(name, value) for name, value in request.headers if name != b"host"]
+    return h11.Request(
+        method=request.method,
+        target=b"/" + url["path"].removeprefix(b"/"),
+        headers=[(b"host", url["host"]), *headers],
+        http_version=request.http_version,
+    )
 
 
 def _head_size(request: h11.Request) -> int:
