@@ -179,9 +179,13 @@ def test_a_full_queue_is_told(roomy: Running) -> None:
 def test_more_in_one_request_than_ever_fits(roomy: Running) -> None:
     answer = roomy.http().post(COMPLETIONS, json={"prompt": ["a", "b"], "n": 3})
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == (
-        "6 sequences in one request; at most 5 may run and wait in all."
-    )
+    error = answer.json()["error"]
+    assert error["message"] == "6 sequences in one request; at most 5 may run and wait in all."
+    assert (error["param"], error["code"]) == ("prompt", "invalid_value")
+    error = roomy.http().post(COMPLETIONS, json={"prompt": "a", "n": 6}).json()["error"]
+    assert (error["param"], error["code"]) == ("n", "invalid_value")
+    error = roomy.http().post("/v1/score", json={"context": "a", "continuations": ["b"] * 6}).json()["error"]
+    assert (error["param"], error["code"]) == ("continuations", "invalid_value")
 
 
 @pytest.mark.parametrize("prompt", ["x", ["x", "y"]], ids=["one", "several"])

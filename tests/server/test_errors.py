@@ -112,8 +112,8 @@ BAD_FIELDS: list[tuple[str, Any, str, str]] = [
 
 @pytest.mark.parametrize(("name", "value", "inner", "fault"), BAD_FIELDS, ids=lambda value: repr(value)[:30])
 def test_fields(http: httpx.Client, name: str, value: Any, inner: str, fault: str) -> None:
-    body = json.dumps({"prompt": "a", name: value})
-    check(http.post(COMPLETIONS, content=body, headers=JSON), 400, name + inner, f"{name}{inner} {fault}")
+    answer = http.post(COMPLETIONS, content=json.dumps({"prompt": "a", name: value}), headers=JSON)
+    check(answer, 400, name + inner, f"{name}{inner} {fault}", "invalid_value")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("body", "param", "message"), BAD_CHATS, ids=lambda value: repr(value)[:50])
 def test_chats(http: httpx.Client, body: dict[str, Any], param: str, message: str) -> None:
-    check(http.post(CHATS, content=json.dumps(body), headers=JSON), 400, param, message)
+    check(http.post(CHATS, content=json.dumps(body), headers=JSON), 400, param, message, "invalid_value")
 
 
 BAD_OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
@@ -268,7 +268,7 @@ BAD_OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("path", "body", "param", "message"), BAD_OTHERS, ids=lambda value: repr(value)[:40])
 def test_scores_and_tokens(http: httpx.Client, path: str, body: Any, param: str, message: str) -> None:
-    check(http.post(path, json=body), 400, param, message)
+    check(http.post(path, json=body), 400, param, message, "invalid_value")
 
 
 UNREADABLE = (

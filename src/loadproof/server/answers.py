@@ -66,9 +66,11 @@ def _placed(message: str, body: RequestModel, renamed: Mapping[str, str]) -> tup
     return f"{place}: {rest}", place
 
 
-def submit(state: ServerState, asks: Sequence[Ask], deadline: Deadline | None) -> list[Stream]:
+def submit(
+    state: ServerState, asks: Sequence[Ask], deadline: Deadline | None, prompts_field: str = "prompt"
+) -> list[Stream]:
     """Queue the requests of one call. Raises ``ValueError`` for what the model can't serve."""
-    streams = state.engine.submit(asks, deadline)
+    streams = state.engine.submit(asks, deadline, prompts_field)
     record_generation(asks, streams)
     return streams
 

@@ -107,19 +107,22 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    def submit(self, asks: Sequence[Ask], deadline: Deadline | None = None) -> list[Stream]:
+    def submit(
+        self, asks: Sequence[Ask], deadline: Deadline | None = None, prompts_field: str = "prompt"
+    ) -> list[Stream]:
         """Queue requests, all or none, and return their streams in order.
 
         Raises a ``ValueError`` for what the model can't serve, and :class:`ApiError` where there is no room,
-        or no engine. Those not finished by the ``deadline`` fail. Whoever submits must read each
-        stream to its end, or give it to :meth:`abort`.
+        or no engine; prompts that are too many for one call are refused by the name ``prompts_field``. Those
+        not finished by the ``deadline`` fail. Whoever submits must read each stream to its end, or give it
+        to :meth:`abort`.
         """
         for index, ask in enumerate(asks):
             with naming(index, len(asks)):
                 self.engine.check_request(
                     ask.prompt.token_ids, ask.params, priority=ask.priority, cache_salt=ask.prompt.cache_salt
                 )
-        self._check_room(sum(ask.params.n for ask in asks))
+        self._check_room(sum(ask.params.n for ask in asks), "n" if len(asks) == 1 else prompts_field)
         streams = []
         for ask in asks:
             stream = Stream(str(next(self._numbers)), ask.params.n, ask.wants_deltas, self._max_backlog)
@@ -189,14 +192,14 @@ class AsyncEngine:
         elif self.failure is None:
             await asyncio.to_thread(self.engine.close)
 
-    def _check_room(self, count: int) -> None:
+    def _check_room(self, count: int, param: str) -> None:
         if not self.alive:
             raise engine_failed()
         if self.draining:
             raise unavailable("The server is shutting down.")
         if count > self._limit:
             raise bad_request(
-                f"{count} sequences in one request; at most {self._limit} may run and wait in all."
+                f"{count} sequences in one request; at most {self._limit} may run and wait in all.", param
             )
         if self._num_sequences + count > self._limit:
             raise too_busy(

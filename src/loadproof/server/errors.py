@@ -49,7 +49,7 @@ class ApiError(Exception):
         return {"error": self.body.model_dump()}
 
 
-def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+def bad_request(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
     """400: the request can't be served as it is."""
     return ApiError(400, message, param=param, code=code)
 

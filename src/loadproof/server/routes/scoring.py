@@ -41,7 +41,7 @@ async def create_score(body: ScoreRequest, request: Request) -> Response:
     size = check_scored(state, body.context, body.continuations)
     call, asks = await while_connected(request, state.encoder.run(deadline, size, _prepare, state, body))
     with refusing(body, "context"):
-        streams = submit(state, asks, deadline)
+        streams = submit(state, asks, deadline, "continuations")
     outputs = await while_connected(request, results(state, streams))
     return PartsResponse(await asyncio.to_thread(_answer, state, call, outputs), headers)
 
