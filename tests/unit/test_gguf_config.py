@@ -185,6 +185,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "zero layers": ("llama", {"block_count": 0}, "lacks llama.block_count"),
     "layers without tensors": ("gemma3", {"block_count": 4_000_000_000}, "one whole number"),
     "a layer too many": ("llama", {"block_count": 3}, "layer 2 has no"),
+    "more layers than tensors": ("gemma3", {"block_count": 2_000_000_000}, "block_count is 2000000000, of"),
     "width of text": ("llama", {"embedding_length": "32"}, "one whole number"),
     "unequal head counts": ("llama", {"attention.head_count_kv": [1, 2]}, "one whole number"),
     "no epsilon": ("llama", {"attention.layer_norm_rms_epsilon": None}, "rms_epsilon"),

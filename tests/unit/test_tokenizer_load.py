@@ -217,3 +217,21 @@ def test_a_batch_is_each_of_its_texts(tmp_path: Path) -> None:
     texts = ["", "the quick", "a <|eot_id|>"]
     assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
     assert tokenizer.encode_batch([]) == []
+
+
+def test_ids_far_apart_take_no_memory_between_them(tmp_path: Path) -> None:
+    path = directory(tmp_path)
+    value = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
+    token = value["added_tokens"][-1]
+
+    def load_with(token_id: int) -> Tokenizer:
+        token["id"] = value["model"]["vocab"][token["content"]] = token_id
+        change(path / "tokenizer.json", **value)
+        (path / "tokenizer_config.json").unlink(missing_ok=True)
+        return load_tokenizer(path)
+
+    sparse = load_with((1 << 22) - 1)
+    assert sparse.token_bytes((1 << 22) - 1) == token["content"].encode()
+    assert sparse.token_bytes((1 << 22) - 2) == sparse.token_bytes(1 << 70) == b""
+    with pytest.raises(TokenizerError, match="ids up to 400000000; at most 4194304 are read"):
+        load_with(400_000_000)

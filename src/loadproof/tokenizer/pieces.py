@@ -17,6 +17,7 @@ from typing import Any
 
 import tokenizers
 
+from loadproof.models.config import MAX_VOCAB
 from loadproof.tokenizer.errors import TokenizerError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -83,7 +84,7 @@ def _with_step(rules: DecodeRules, step: Mapping[str, Any], fused: bool) -> Deco
 class TokenBytes:
     """Token id -> bytes of one tokenizer, each worked out when first asked for."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, vocab_size: int):
+    def __init__(self, backend: tokenizers.Tokenizer):
         decoder = backend.decoder
         state = None if decoder is None else json.loads(decoder.__getstate__())
         self.rules = DecodeRules.from_decoder(state)
@@ -92,7 +93,7 @@ class TokenBytes:
         self._added = {
             token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()
         }
-        self._known: list[bytes | None] = [None] * vocab_size
+        self._known: dict[int, bytes] = {}  # by id, of tokens that there are: ids may be far apart
 
     def __getitem__(self, token_id: int) -> bytes:
         """The token's bytes; empty for an id that names no token (rows that pad an embedding).
@@ -101,17 +102,16 @@ class TokenBytes:
         """
         if token_id < 0:
             raise ValueError(f"a token id is not negative: {token_id}")
-        if token_id >= len(self._known):
-            return b""
-        known = self._known[token_id]
-        if known is None:
-            known = self._known[token_id] = self._work_out(token_id)
-        return known
-
-    def _work_out(self, token_id: int) -> bytes:
-        token = self._backend.id_to_token(token_id)
+        known = self._known.get(token_id)
+        if known is not None:
+            return known
+        token = self._backend.id_to_token(token_id) if token_id < MAX_VOCAB else None
         if token is None:
             return b""
+        self._known[token_id] = self._work_out(token_id, token)
+        return self._known[token_id]
+
+    def _work_out(self, token_id: int, token: str) -> bytes:
         if self.rules.byte_level:
             return self._from_alphabet(token_id, token)
         byte = _BYTE_TOKEN.fullmatch(token) if self.rules.byte_fallback else None

@@ -8,6 +8,7 @@ from typing import Any
 
 import tokenizers
 
+from loadproof.models.config import MAX_VOCAB
 from loadproof.tokenizer.chat import ChatTemplates
 from loadproof.tokenizer.errors import TokenizerError
 from loadproof.tokenizer.incremental import IncrementalDecoder, decode_all
@@ -34,6 +35,10 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens, templates: ChatTemplates):
         added = backend.get_added_tokens_decoder()
         self.vocab_size = max(backend.get_vocab_size(), *(token_id + 1 for token_id in added), 0)
+        if self.vocab_size > MAX_VOCAB:
+            raise TokenizerError(
+                f"the tokenizer has ids up to {self.vocab_size - 1}; at most {MAX_VOCAB} are read"
+            )
         for token_id in (special.bos_id, special.eos_id, *special.eos_token_ids):
             if token_id is not None and token_id < 0:
                 raise TokenizerError(f"a special token has the id {token_id}")
@@ -43,7 +48,7 @@ class Tokenizer:
         self._special = special
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._templates = templates
-        self._bytes = TokenBytes(backend, self.vocab_size)
+        self._bytes = TokenBytes(backend)
 
     @property
     def bos_id(self) -> int | None:

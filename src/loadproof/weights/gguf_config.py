@@ -151,6 +151,8 @@ def _common(file: GgufFile, meta: _Metadata) -> dict[str, Any]:
 def _num_layers(file: GgufFile, meta: _Metadata) -> int:
     """The number of layers, no larger than the tensors allow: lists of that length follow."""
     layers = meta.required("block_count")
+    if layers > len(file.tensors):
+        raise WeightsError(f"{meta.arch}.block_count is {layers}, of {len(file.tensors)} tensors")
     if f"blk.{layers - 1}.attn_q.weight" not in file.tensors:
         raise WeightsError(
             f"{meta.arch}.block_count is {layers}, but layer {layers - 1} has no attn_q.weight"
