@@ -168,3 +168,9 @@ def test_malformed_metadata_is_refused_by_key(family: str, key: str, value: Any,
         metadata["tokenizer.ggml.token_type"] = [1] * len(value)
     with pytest.raises(TokenizerError, match=message):
         tokenizer_from_gguf(metadata)
+
+
+def test_what_the_library_panics_at_is_an_error() -> None:
+    values = {"model": "gpt2", "tokens": ["a", "b"], "merges": ["a b"]}
+    with pytest.raises(TokenizerError, match="merges do not fit the vocabulary"):
+        tokenizer_from_gguf({f"tokenizer.ggml.{key}": value for key, value in values.items()})

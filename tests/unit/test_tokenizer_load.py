@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from loadproof.tokenizer import ChatTemplateError, Tokenizer, TokenizerError, load_tokenizer
+from loadproof.tokenizer.library import library_errors
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tokenizer"
 HI = [{"role": "user", "content": "hi"}]
@@ -235,3 +236,40 @@ def test_ids_far_apart_take_no_memory_between_them(tmp_path: Path) -> None:
     assert sparse.token_bytes((1 << 22) - 2) == sparse.token_bytes(1 << 70) == b""
     with pytest.raises(TokenizerError, match="ids up to 400000000; at most 4194304 are read"):
         load_with(400_000_000)
+
+
+def changed_tokenizer(tmp_path: Path, **values: Any) -> Path:
+    path = directory(tmp_path)
+    (path / "tokenizer_config.json").unlink()
+    change(path / "tokenizer.json", **values)
+    return path
+
+
+def test_what_the_library_panics_at_is_an_error(tmp_path: Path) -> None:
+    model = json.loads((GOLDEN / "llama3" / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    ends = ["<|begin_of_text|>", "<|eot_id|>"]  # the library joins them and finds no such token
+    path = changed_tokenizer(tmp_path, model={**model, "merges": [*model["merges"], ends]})
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a tokenizer"):
+        load_tokenizer(path)
+
+
+def test_what_the_library_fails_at_later_is_an_error_when_loading(tmp_path: Path) -> None:
+    words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "nowhere"}
+    undefined = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": "nowhere", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {},
+    }
+    for values in ({"model": words}, {"post_processor": undefined}):
+        with pytest.raises(TokenizerError, match=r"the tokenizer fails|is not a tokenizer"):
+            load_tokenizer(changed_tokenizer(tmp_path, **values))
+
+
+def test_interrupts_pass_through() -> None:
+    for error in (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        with pytest.raises(error), library_errors("never seen"):
+            raise error

@@ -15,6 +15,7 @@ from tokenizers.models import BPE
 
 from loadproof.tokenizer.chat import ChatTemplates
 from loadproof.tokenizer.errors import TokenizerError
+from loadproof.tokenizer.library import library_errors
 from loadproof.tokenizer.load import set_post_processor, templates_of
 from loadproof.tokenizer.pretokenizers import word_rules
 from loadproof.tokenizer.sentencepiece import as_pieces, merges_by_score, space_decoder, space_normalizer
@@ -161,17 +162,16 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _bpe(vocab: dict[str, int], merges: Sequence[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
-    try:
+    with library_errors(f"{_PREFIX}merges do not fit the vocabulary"):
         return tokenizers.Tokenizer(BPE(vocab, merges, **options))
-    except Exception as error:  # the library raises Exception itself
-        raise TokenizerError(f"{_PREFIX}merges do not fit the vocabulary: {error}") from error
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
     special = [AddedToken(token, normalized=False) for token in vocabulary.of_type(*_SPECIAL_TYPES)]
     defined = [AddedToken(token, normalized=False) for token in vocabulary.of_type(TokenType.USER_DEFINED)]
-    backend.add_special_tokens(special)
-    backend.add_tokens(defined)
+    with library_errors(f"{_PREFIX}tokens cannot be added"):
+        backend.add_special_tokens(special)
+        backend.add_tokens(defined)
 
 
 def _special_tokens(vocabulary: _Vocabulary) -> SpecialTokens:

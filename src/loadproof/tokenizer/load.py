@@ -13,6 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from loadproof.tokenizer.chat import ChatTemplates
 from loadproof.tokenizer.errors import TokenizerError
+from loadproof.tokenizer.library import library_errors
 from loadproof.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 _MAX_TOKENIZER_BYTES = 256 << 20
@@ -35,7 +36,8 @@ def load_tokenizer(
     backend = _read_backend(directory / "tokenizer.json")
     settings = _read_json(directory / "tokenizer_config.json")
     names = _named_tokens(settings)
-    _add_missing(backend, settings, names)
+    with library_errors("the tokens of tokenizer_config.json cannot be added"):
+        _add_missing(backend, settings, names)
     _update_post_processor(backend, settings, names)
     bos_id, eos_id = (_id_of(backend, names.get(name)) for name in ("bos_token", "eos_token"))
     ends = {eos_id, *_ids((generation_config or {}).get("eos_token_id", (config or {}).get("eos_token_id")))}
@@ -48,10 +50,8 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         hint = " (tokenizer.model alone is not read)" if path.with_name("tokenizer.model").exists() else ""
         raise TokenizerError(f"{path} is missing{hint}")
     _check_size(path, _MAX_TOKENIZER_BYTES)
-    try:
+    with library_errors(f"{path} is not a tokenizer"):
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises Exception itself
-        raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
 
 
 def _check_size(path: Path, limit: int) -> None:
@@ -144,7 +144,8 @@ def set_post_processor(backend: tokenizers.Tokenizer, bos: str | None, eos: str 
             raise TokenizerError(f"the token {token!r} is to be added to texts but is not in the vocabulary")
         around.append({"id": name, "ids": [token_id], "tokens": [token]})
         pieces = [name, *pieces] if name == "bos" else [*pieces, name]
-    backend.post_processor = TemplateProcessing(single=pieces, pair=None, special_tokens=around)
+    with library_errors("tokens cannot be put around a text"):
+        backend.post_processor = TemplateProcessing(single=pieces, pair=None, special_tokens=around)
 
 
 def _id_of(backend: tokenizers.Tokenizer, token: str | None) -> int | None:

@@ -12,7 +12,10 @@ from loadproof.models.config import MAX_VOCAB
 from loadproof.tokenizer.chat import ChatTemplates
 from loadproof.tokenizer.errors import TokenizerError
 from loadproof.tokenizer.incremental import IncrementalDecoder, decode_all
+from loadproof.tokenizer.library import library_errors
 from loadproof.tokenizer.pieces import TokenBytes
+
+_PROBE = "A text, 1st of 2.\n"
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Tokenizer:
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._templates = templates
         self._bytes = TokenBytes(backend)
+        self.encode(_PROBE)  # some faults of a file show only here
 
     @property
     def bos_id(self) -> int | None:
@@ -79,7 +83,7 @@ class Tokenizer:
         """Token ids of a text; ``add_special_tokens`` adds what the model expects around it (BOS).
 
         Special tokens written in the text become those tokens. Raises ``ValueError`` for text that is not
-        Unicode (lone surrogates).
+        Unicode (lone surrogates), and where the tokenizer fails.
         """
         return self.encode_batch([text], add_special_tokens)[0]
 
@@ -87,7 +91,8 @@ class Tokenizer:
         """:meth:`encode` of each text, on several threads."""
         for text in texts:
             _check_unicode(text)
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        with library_errors("the tokenizer fails"):
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def decode(
