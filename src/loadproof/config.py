@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
@@ -11,10 +10,11 @@ if TYPE_CHECKING:
     from loadproof.devices.device import DeviceLimits
     from loadproof.engine.pipeline import PipelineOptions
     from loadproof.engine.scheduler import SchedulerOptions
-    from loadproof.graph import Graph
+    from loadproof.graph import Graph, Param
 
 _CACHE_ELEMENT_BYTES = 2  # bf16
-_WEIGHT_ELEMENT_BYTES = 2
+_MATRIX_ELEMENT_BYTES = 2  # bf16
+_VECTOR_ELEMENT_BYTES = 4
 _CACHE_SHARE = 0.25  # of the memory that the weights leave, unless told otherwise
 _LEAST_CACHE = 128 << 20
 _INT32_MAX = 2**31 - 1
@@ -143,8 +143,8 @@ class EngineConfig:
         """Sizes of the device for a model, with ``free_memory`` bytes there before its weights are read.
 
         A length that was not set is the model's, or what the cache holds if that is less. Raises
-        :class:`ConfigError` where one that was set exceeds either, and where a cache that was set exceeds
-        the memory that the weights leave.
+        :class:`ConfigError` where one that was set exceeds either, where the weights exceed the memory, and
+        where a cache that was set exceeds what they leave of it.
         """
         from loadproof.devices.device import DeviceLimits
 
@@ -167,7 +167,10 @@ class EngineConfig:
         if self.prompt_logprobs_cache:
             token_bytes += hidden_bytes_per_token(graph)
         block_bytes = self.block_size * token_bytes
-        left = max(0, free_memory - weight_bytes(graph))
+        weights = weight_bytes(graph)
+        if weights > free_memory:
+            raise ConfigError(f"the model's weights take {weights} bytes; {free_memory} are available")
+        left = free_memory - weights
         if self.num_blocks_override is not None:
             _check_memory("num_blocks_override", self.num_blocks_override, block_bytes, left)
             return self.num_blocks_override
@@ -216,7 +219,15 @@ def hidden_bytes_per_token(graph: Graph) -> int:
 
 def weight_bytes(graph: Graph) -> int:
     """Bytes of the weights as the device holds them."""
-    return sum(math.prod(param.shape) for param in graph.params.values()) * _WEIGHT_ELEMENT_BYTES
+    return sum(map(_packed_bytes, graph.params.values()))
+
+
+def _packed_bytes(param: Param) -> int:
+    if len(param.shape) == 1:
+        return param.shape[0] * _VECTOR_ELEMENT_BYTES
+    # Panels of 16 columns, each a multiple of 32 elements long, as in native/kernels.h.
+    columns, length = -(-param.shape[0] // 16) * 16, -(-param.shape[1] // 32) * 32
+    return columns * length * _MATRIX_ELEMENT_BYTES
 
 
 def parse_bytes(text: str) -> int:

@@ -37,7 +37,7 @@ PLENTY = 1 << 40
 def test_sizes_follow_from_the_graph() -> None:
     assert cache_bytes_per_token(_graph()) == KEYS_AND_VALUES
     assert hidden_bytes_per_token(_graph()) == HIDDEN
-    assert weight_bytes(_graph()) == 2 * (100 * 64 + 3 * (64 * 64 + 2 * 32 * 64))
+    assert weight_bytes(_graph()) == 2 * (112 * 64 + 3 * (64 * 64 + 2 * 32 * 64))
 
 
 def test_the_cache_is_at_most_what_all_sequences_need() -> None:
@@ -93,8 +93,23 @@ def test_a_cache_that_was_set_has_to_fit_the_memory(name: str, value: int) -> No
         ConfigError, match=f"{name} asks for .* {needed} bytes; {needed - 1} are available beside the weights"
     ):
         config.limits(_graph(), enough - 1)
-    with pytest.raises(ConfigError, match="; 0 are available"):
-        config.limits(_graph(), 0)
+    with pytest.raises(ConfigError, match="; 0 are available beside"):
+        config.limits(_graph(), weight_bytes(_graph()))
+
+
+def test_weights_that_exceed_the_memory_are_refused_with_both_numbers() -> None:
+    needed = weight_bytes(_graph())
+    with pytest.raises(ConfigError, match=f"weights take {needed} bytes; {needed - 1} are available"):
+        EngineConfig(model="m").limits(_graph(), needed - 1)
+
+
+def test_narrow_weights_count_as_wide_as_they_are_kept() -> None:
+    graph = Graph(17, 8)
+    graph.logits(
+        graph.rms_norm(graph.embed(Param("embed", (17, 2))), Param("norm", (2,)), 1e-6),
+        Param("embed", (17, 2)),
+    )
+    assert weight_bytes(graph.finish()) == 2 * 32 * 32 + 4 * 2
 
 
 def test_a_very_long_limit_has_to_be_set() -> None:
@@ -111,7 +126,7 @@ def test_a_cache_below_one_block_is_refused_with_both_numbers() -> None:
 
 
 def test_a_machine_short_of_memory_still_gets_a_small_cache() -> None:
-    limits = EngineConfig(model="m").limits(_graph(1 << 30), 0)
+    limits = EngineConfig(model="m").limits(_graph(1 << 30), weight_bytes(_graph()))
     assert limits.num_blocks == (128 << 20) // (32 * BYTES_A_TOKEN)
     assert limits.max_model_len == 32 * limits.num_blocks
 

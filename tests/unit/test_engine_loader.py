@@ -10,8 +10,10 @@ from tests.tiny_models import TINY, write_model
 
 from loadproof import LLM, SamplingParams
 from loadproof.config import ConfigError, EngineConfig
+from loadproof.engine import loader
 from loadproof.engine.loader import load_model
 from loadproof.weights.resolve import ModelNotFoundError
+from loadproof.weights.safetensors import SafetensorsSource
 from loadproof.weights.tensors import WeightsError
 
 SMALL = {"num_blocks_override": 16, "num_threads": 1, "max_num_batched_tokens": 32}
@@ -58,6 +60,15 @@ def test_what_cannot_be_loaded_says_why(directory: Path, tmp_path: Path) -> None
     (broken / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 5}))
     with pytest.raises(WeightsError, match=r"is missing|5 layers"):
         LLM(broken, **SMALL)
+
+
+def test_weights_that_exceed_the_memory_are_refused_unread(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "available_memory", lambda: 1000)
+    monkeypatch.setattr(SafetensorsSource, "digest", lambda _: pytest.fail("weights were read"))
+    with pytest.raises(ConfigError, match=r"weights take \d+ bytes; 1000 are available"):
+        LLM(directory)
 
 
 def test_a_bad_generation_config_is_named(tmp_path: Path) -> None:

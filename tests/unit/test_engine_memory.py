@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import resource
 from pathlib import Path
+
+import pytest
 
 from loadproof.engine.memory import available_memory
 
@@ -28,3 +31,12 @@ def test_a_control_groups_limit_counts_where_it_is_tighter(tmp_path: Path) -> No
 
 def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
     assert available_memory(tmp_path, tmp_path) > 0
+
+
+def test_a_limit_on_the_address_space_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "statm").write_text("100 9 9 9 0 9 0\n")
+    limit = 100 * resource.getpagesize() + 5000
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    assert available_memory(*_machine(tmp_path, 1000)) == 5000
+    assert available_memory(*_machine(tmp_path, 1)) == 1024

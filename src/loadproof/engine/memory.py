@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 _FALLBACK = 4 << 30  # where the system tells nothing
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes free for new use: the machine's, or the control group's limit where that is tighter."""
+    """Bytes free for new use: the machine's, or what a limit leaves where that is tighter.
+
+    Limits are the control group's, and the process's own on its address space (``ulimit -v``).
+    """
     machine = _meminfo(proc / "meminfo") or _physical() or _FALLBACK
-    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
-    if limit is None or used is None:
-        return machine
-    return max(0, min(machine, limit - used))
+    limits = (_group(cgroup), _address_space(proc / "self" / "statm"))
+    return max(0, min([machine, *(left for left in limits if left is not None)]))
+
+
+def _group(path: Path) -> int | None:
+    limit, used = _number(path / "memory.max"), _number(path / "memory.current")
+    return None if limit is None or used is None else limit - used
+
+
+def _address_space(path: Path) -> int | None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        return limit - int(path.read_text().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return limit
 
 
 def _meminfo(path: Path) -> int | None:
