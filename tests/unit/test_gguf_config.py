@@ -194,6 +194,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "experts": ("llama", {"expert_count": 8}, "expert_count is set"),
     "expert array": ("llama", {"expert_count": [8, 8]}, "expert_count is set"),
     "logit scale": ("llama", {"logit_scale": 2.0}, "logit_scale is set"),
+    "causal by number": ("gemma3", {"attention.causal": 0}, "causal is not true or false"),
+    "causal by layer": ("gemma3", {"attention.causal": [True, False]}, "causal is not true or false"),
     "bidirectional": ("gemma3", {"attention.causal": False}, "bidirectional"),
     "partial rotary": ("llama", {"rope.dimension_count": 4}, "differs"),
     "other value length": ("qwen3", {"attention.key_length": 8, "attention.value_length": 4}, "differs"),

@@ -160,6 +160,15 @@ def test_a_vocabulary_too_small_for_the_default_special_tokens() -> None:
         ("llama2", "scores", 3, "scores is not a list of numbers"),
         ("llama2", "tokens", [], "tokens is empty"),
         ("llama3", "bos_token_id", "1", "bos_token_id is '1', not a token id"),
+        ("llama3", "bos_token_id", True, "bos_token_id is True, not a token id"),
+        ("llama3", "bos_token_id", np.array([1]), "bos_token_id is .*, not a token id"),
+        ("llama3", "model", ["llama"], "model .* is not supported"),
+        ("llama3", "model", np.array([1, 2]), "model .* is not supported"),
+        ("llama3", "pre", np.array([1, 2]), "pre is .*, not a name"),
+        ("llama3", "add_bos_token", np.array([1, 2]), "add_bos_token is .*, not true or false"),
+        ("llama2", "add_space_prefix", "no", "add_space_prefix is 'no', not true or false"),
+        ("llama3", "token_type", "12", "token_type is not a list of numbers"),
+        ("llama3", "tokens", "ab", "tokens is missing or not a list of strings"),
     ],
 )
 def test_malformed_metadata_is_refused_by_key(family: str, key: str, value: Any, message: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +61,7 @@ class _Vocabulary:
         if not tokens:
             raise TokenizerError(f"{_PREFIX}tokens is empty")
         types = _per_token(metadata, "token_type", len(tokens)) or [TokenType.NORMAL] * len(tokens)
-        if metadata.get(_PREFIX + "model") == "llama":
+        if metadata[_PREFIX + "model"] == "llama":
             tokens = as_pieces(tokens)
         ids = {token: token_id for token_id, token in enumerate(tokens)}
         if len(ids) != len(tokens):
@@ -78,16 +77,17 @@ class _Vocabulary:
         token_id = self.metadata.get(_PREFIX + key)
         if token_id is None:
             return None
-        try:
-            index = operator.index(token_id)
-        except TypeError as error:
-            raise TokenizerError(f"{_PREFIX}{key} is {token_id!r:.100}, not a token id") from error
-        if not 0 <= index < len(self.tokens):
-            raise TokenizerError(f"{_PREFIX}{key} is {index}, of {len(self.tokens)} tokens")
-        return index
+        if type(token_id) is not int:
+            raise TokenizerError(f"{_PREFIX}{key} is {token_id!r:.100}, not a token id")
+        if not 0 <= token_id < len(self.tokens):
+            raise TokenizerError(f"{_PREFIX}{key} is {token_id}, of {len(self.tokens)} tokens")
+        return token_id
 
     def flag(self, key: str, default: bool) -> bool:
-        return bool(self.metadata.get(_PREFIX + key, default))
+        value = self.metadata.get(_PREFIX + key, default)
+        if type(value) not in (bool, int):
+            raise TokenizerError(f"{_PREFIX}{key} is {value!r:.100}, not true or false")
+        return bool(value)
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -100,7 +100,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """
     model = metadata.get(_PREFIX + "model")
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
-    if model not in builders:
+    if not isinstance(model, str) or model not in builders:
         raise TokenizerError(f"{_PREFIX}model {model!r:.100} is not supported; known: {', '.join(builders)}")
     vocabulary = _Vocabulary.read(metadata)
     backend, add_bos = builders[model](vocabulary)
@@ -115,7 +115,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _byte_level(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
-    rules = word_rules(str(vocabulary.metadata.get(_PREFIX + "pre", "default")))
+    pre = vocabulary.metadata.get(_PREFIX + "pre", "default")
+    if not isinstance(pre, str):
+        raise TokenizerError(f"{_PREFIX}pre is {pre!r:.100}, not a name")
+    rules = word_rules(pre)
     backend = _bpe(vocabulary.ids, _merges(vocabulary.metadata), ignore_merges=rules.whole_words)
     normalizer = rules.normalizer()
     if normalizer is not None:

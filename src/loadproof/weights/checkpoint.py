@@ -61,9 +61,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     try:
         config = config_of(file)
         source = GgufSource(file, config)
+        generation_config = generation_config_of(file)
     except WeightsError as error:
         raise WeightsError(f"{path}: {error}") from None
-    return Checkpoint(path, "gguf", config, generation_config_of(file), source, file.metadata)
+    return Checkpoint(path, "gguf", config, generation_config, source, file.metadata)
 
 
 def _open_directory(path: Path) -> Checkpoint:

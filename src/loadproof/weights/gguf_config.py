@@ -56,7 +56,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 
 def generation_config_of(file: GgufFile) -> dict[str, Any]:
-    """Default sampling and the tokens that end an answer (``eos``, and ``eot``, ``eom`` where given)."""
+    """Default sampling and the tokens that end an answer (``eos``, and ``eot``, ``eom`` where given).
+
+    Raises :class:`WeightsError` for sampling that is not numbers.
+    """
     ids = [file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     ends = list(dict.fromkeys(token for token in ids if type(token) is int))
     config: dict[str, Any] = {}
@@ -67,7 +70,9 @@ def generation_config_of(file: GgufFile) -> dict[str, Any]:
     names = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
     for stored, name in names.items():
         value = file.metadata.get(f"general.sampling.{stored}")
-        if isinstance(value, int | float) and 0 <= value < 1e30:
+        if value is not None and not isinstance(value, int | float):
+            raise WeightsError(f"general.sampling.{stored} is not a number")
+        if value is not None and 0 <= value < 1e30:
             config[name] = value
     return config
 
@@ -120,7 +125,10 @@ def _common(file: GgufFile, meta: _Metadata) -> dict[str, Any]:
         value = meta.get(key)
         if value is not None and (type(value) not in (int, float, bool) or value):
             raise WeightsError(f"{meta.arch}.{key} is set, which is not supported")
-    if meta.get("attention.causal") is False:
+    causal = meta.get("attention.causal")
+    if causal is not None and type(causal) is not bool:
+        raise WeightsError(f"{meta.arch}.attention.causal is not true or false")
+    if causal is False:
         raise WeightsError("the model is bidirectional (attention.causal is false), not a language model")
     heads, hidden = meta.required("attention.head_count"), meta.required("embedding_length")
     eps = meta.real("attention.layer_norm_rms_epsilon", None)
