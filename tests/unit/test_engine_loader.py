@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.tiny_gguf import tiny_metadata, tiny_tensors, write_gguf
 from tests.tiny_models import TINY, write_model
 
-from loadproof import LLM, SamplingParams
+from loadproof import LLM, SamplingParams, models
 from loadproof.config import ConfigError, EngineConfig
 from loadproof.engine import loader
 from loadproof.engine.loader import load_model
+from loadproof.tokenizer import TokenizerError
 from loadproof.weights.resolve import ModelNotFoundError
 from loadproof.weights.safetensors import SafetensorsSource
 from loadproof.weights.tensors import WeightsError
@@ -83,3 +87,47 @@ def test_a_tokenizer_that_cannot_be_read_closes_the_device(tmp_path: Path) -> No
     (broken / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         LLM(broken, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "kind", "message"),
+    [
+        (
+            "config.json",
+            {"hidden_act": "relu"},
+            models.ConfigError,
+            r"/config\.json: hidden_act 'relu' is not",
+        ),
+        ("config.json", {"architectures": ["Odd"]}, models.ConfigError, r"/config\.json: architecture 'Odd'"),
+        ("config.json", {"intermediate_size": 7}, WeightsError, ": the checkpoint does not fit its config"),
+        ("generation_config.json", {"eos_token_id": "1"}, TokenizerError, ": eos_token_id is a token id"),
+        ("tokenizer_config.json", {"chat_template": 1}, TokenizerError, ": chat_template is a template or"),
+        ("tokenizer.json", {"model": 1}, TokenizerError, r"/tokenizer\.json is not a tokenizer"),
+    ],
+)
+def test_what_is_wrong_names_the_checkpoint_once(
+    tmp_path: Path, file: str, changes: dict[str, Any], kind: type[ValueError], message: str
+) -> None:
+    broken = write_model(tmp_path / "broken", "llama")
+    values = json.loads((broken / file).read_text())
+    (broken / file).write_text(json.dumps({**values, **changes}))
+    with pytest.raises(kind, match="^" + re.escape(str(broken)) + message) as caught:
+        LLM(broken, **SMALL)
+    assert str(caught.value).count(str(broken)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"llama.context_length": 1 << 30}, models.ConfigError, "max_position_embeddings is 1073741824, not"),
+        ({"llama.feed_forward_length": 7}, WeightsError, "the checkpoint does not fit its config"),
+        ({"tokenizer.ggml.model": "bert"}, TokenizerError, r"tokenizer\.ggml\.model 'bert' is not"),
+    ],
+)
+def test_what_is_wrong_in_a_gguf_file_names_it_once(
+    tmp_path: Path, changes: dict[str, Any], kind: type[ValueError], message: str
+) -> None:
+    path = write_gguf(tmp_path / "odd.gguf", "llama", {**tiny_metadata("llama"), **changes}, tiny_tensors())
+    with pytest.raises(kind, match="^" + re.escape(str(path)) + ": " + message) as caught:
+        LLM(path, **SMALL)
+    assert str(caught.value).count(str(path)) == 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from loadproof.engine.sampling_params import SamplingParams
 from loadproof.weights.tensors import WeightsError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from loadproof.devices.device import Device
     from loadproof.tokenizer.tokenizer import Tokenizer
     from loadproof.weights.checkpoint import Checkpoint
@@ -41,14 +44,16 @@ def load_model(config: EngineConfig) -> LoadedModel:
     from loadproof.weights.tensors import check_params
 
     checkpoint = open_checkpoint(resolve_model(config.model))
-    graph = build_graph(checkpoint.config)
-    check_params(checkpoint.tensors, graph.params.values())
+    with _naming(checkpoint.path):
+        graph = build_graph(checkpoint.config, _config_name(checkpoint))
+        check_params(checkpoint.tensors, graph.params.values())
     _check_recommended(checkpoint)
     limits = config.limits(graph, available_memory())
     # The tokenizer is built while the device packs weights outside the interpreter lock.
     with ThreadPoolExecutor(1) as pool:
         tokenizer = pool.submit(_tokenizer, checkpoint)
-        device = CpuDevice(graph, checkpoint.tensors, limits, num_threads=config.num_threads)
+        with _naming(checkpoint.path, WeightsError):
+            device = CpuDevice(graph, checkpoint.tensors, limits, num_threads=config.num_threads)
         try:
             return LoadedModel(
                 config.served_model_name or config.model,
@@ -59,6 +64,22 @@ def load_model(config: EngineConfig) -> LoadedModel:
         except BaseException:
             device.close()
             raise
+
+
+@contextmanager
+def _naming(path: Path, kind: type[ValueError] = ValueError) -> Iterator[None]:
+    """Have errors of a ``kind`` say which checkpoint they are about, where they don't yet."""
+    try:
+        yield
+    except kind as error:
+        if str(path) not in str(error):
+            error.args = (f"{path}: {error}",)
+        raise
+
+
+def _config_name(checkpoint: Checkpoint) -> str:
+    path = checkpoint.path
+    return str(path if checkpoint.metadata is not None else path / "config.json")
 
 
 def _check_recommended(checkpoint: Checkpoint) -> None:
@@ -73,6 +94,7 @@ def _check_recommended(checkpoint: Checkpoint) -> None:
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     from loadproof.tokenizer import load_tokenizer, tokenizer_from_gguf
 
-    if checkpoint.metadata is not None:
-        return tokenizer_from_gguf(checkpoint.metadata)
-    return load_tokenizer(checkpoint.path, checkpoint.config, checkpoint.generation_config)
+    with _naming(checkpoint.path):
+        if checkpoint.metadata is not None:
+            return tokenizer_from_gguf(checkpoint.metadata)
+        return load_tokenizer(checkpoint.path, checkpoint.config, checkpoint.generation_config)

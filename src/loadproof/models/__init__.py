@@ -27,14 +27,15 @@ _BY_MODEL_TYPE = {
 }
 
 
-def build_graph(config: Mapping[str, Any]) -> Graph:
+def build_graph(config: Mapping[str, Any], where: str = "config.json") -> Graph:
     """The Graph of the model that a parsed ``config.json`` describes.
 
-    The architecture is the first of ``architectures``, else that of ``model_type``. Raises
-    :class:`UnknownArchitectureError` for one that is not known, :class:`ConfigError` for a config that lacks
-    something, holds a wrong value or sets what its architecture does not support.
+    The architecture is the first of ``architectures``, else that of ``model_type``; ``where`` names the
+    config in errors. Raises :class:`UnknownArchitectureError` for one that is not known,
+    :class:`ConfigError` for a config that lacks something, holds a wrong value or sets what its
+    architecture does not support.
     """
-    view = Config(config)
+    view = Config(config, where)
     names = view.texts("architectures")[:1]
     model_type = view.text("model_type", "")
     name = names[0] if names else _BY_MODEL_TYPE.get(model_type, model_type)
@@ -45,7 +46,7 @@ def build_graph(config: Mapping[str, Any]) -> Graph:
             if name
             else "neither architectures nor model_type is set"
         )
-        raise UnknownArchitectureError(f"config.json: {named}; the known ones are {known}")
+        raise UnknownArchitectureError(f"{where}: {named}; the known ones are {known}")
     graph = ARCHITECTURES[name](view)
     view.refuse_unread(name)
     return graph
