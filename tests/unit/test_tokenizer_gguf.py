@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadproof.tokenizer import Tokenizer, TokenizerError, load_tokenizer, tokenizer_from_gguf
+from loadproof.tokenizer.sentencepiece import merges_by_score
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tokenizer"
 FAMILIES = ("llama3", "llama2", "gemma")
@@ -183,3 +184,21 @@ def test_what_the_library_panics_at_is_an_error() -> None:
     values = {"model": "gpt2", "tokens": ["a", "b"], "merges": ["a b"]}
     with pytest.raises(TokenizerError, match="merges do not fit the vocabulary"):
         tokenizer_from_gguf({f"tokenizer.ggml.{key}": value for key, value in values.items()})
+
+
+class CountedSlices(str):
+    """A piece that notes where it is cut."""
+
+    cuts: set[int]
+
+    def __getitem__(self, part: Any) -> str:
+        self.cuts.add(len(self) if part.stop is None else part.stop)
+        return super().__getitem__(part)
+
+
+def test_a_long_piece_is_cut_only_where_both_parts_may_be_tokens() -> None:
+    piece = CountedSlices("x" * 1000)
+    piece.cuts = set()
+    vocab = {token: index for index, token in enumerate(["x", "x" * 10, "x" * 990, "y" * 999, piece])}
+    assert merges_by_score(vocab, [(piece, 0.0)]) == [("x" * 990, "x" * 10), ("x" * 10, "x" * 990)]
+    assert piece.cuts <= {999, 990, 10, 1, 1000}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import groupby
 from operator import itemgetter
 
@@ -36,13 +37,20 @@ def merges_by_score(vocab: Mapping[str, int], pieces: Iterable[tuple[str, float]
     all descending, then by their ids: the order of ``tokenizer.json`` files converted from SentencePiece
     models, which decides between two ways to make the same piece.
     """
+    lengths = {len(token) for token in vocab}
+
+    @cache
+    def cuts(length: int) -> list[int]:
+        # Only where both parts may be tokens by their lengths: trying all would be quadratic in a long piece.
+        return [cut for cut in range(length - 1, 0, -1) if cut in lengths and length - cut in lengths]
+
     rules: list[tuple[str, str]] = []
     for _, equals in groupby(sorted(pieces, key=_score, reverse=True), key=_score):
         start, tied = len(rules), list(equals)
         for piece, _ in tied:
             rules += [
                 (left, right)
-                for cut in range(len(piece) - 1, 0, -1)
+                for cut in cuts(len(piece))
                 if (right := piece[cut:]) in vocab and (left := piece[:cut]) in vocab
             ]
         if len(tied) > 1:  # one piece's rules are in order already
