@@ -24,6 +24,7 @@ _COMMANDS = {
     "score": "Print how likely continuations, or whole texts, are.",
     "serve": "Serve a model to OpenAI's clients.",
 }
+_SILENT = ("serve",)  # what it has to say goes elsewhere
 
 
 class _LazyGroup(click.Group):
@@ -46,8 +47,12 @@ class _LazyGroup(click.Group):
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="loadproof")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """LLM serving whose answer never depends on the load."""
+    # Python has no stream for one that is closed, and writing to none loses the answer without a word.
+    if sys.stdout is None and ctx.invoked_subcommand not in _SILENT:
+        raise click.ClickException("standard output is closed: the answer would be lost")
 
 
 def run(args: Sequence[str] | None = None) -> int:

@@ -82,6 +82,14 @@ def test_prompts_from_a_file_and_from_standard_input(tmp_path: Path) -> None:
         assert [record["token_ids"] for record in records] == [record["token_ids"] for record in from_file]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"\xef\xbb\xbfone\n")
+    for args, stdin in ((("--file", str(file)), None), ((), "\ufeffone\n"), (("--file", "-"), "\ufeffone\n")):
+        (record,) = _records(_invoke("generate", "fake", *args, "--json", "--max-tokens", "1", stdin=stdin))
+        assert record["prompt"] == "one"
+
+
 def test_chat_applies_the_template() -> None:
     options = ("--chat", "--system", "be kind", "--json", "--max-tokens", "4")
     (record,) = _records(_invoke("generate", "fake", "hi", *options))
@@ -123,10 +131,13 @@ def test_every_sampling_option_arrives() -> None:
         (("generate", "fake", "a", "--top-p", "3"), "top_p must be"),
         (("generate", "fake", "a", "--min-tokens", "300"), "min_tokens 300 is above max_tokens 256"),
         (("generate", "fake", "a", "--logit-bias", "x"), "an object such as"),
+        (("generate", "fake", "a", "--logit-bias", f'{{"1": 1{"0" * 400}}}'), "an object such as"),
+        (("generate", "fake", "a", "--logit-bias", "[" * 60000), "an object such as"),
         (("generate", "fake", "a", "--block-size", "7"), "block_size must be"),
         (("generate", "fake", "a", "--kv-cache-memory", "lots"), "a size such as 4GiB"),
         (("generate", "fake", "a", "--file", "/no/such/file"), "No such file"),
         (("bench", "fake", "--workload", "single", "--input-len", "3"), "leave it or the sizes out"),
+        (("bench", "fake", "--num-prompts", "100000000"), "16000000000 tokens; at most 16777216"),
         (("bench", "fake", "--workload", "nothing"), "'nothing' is not one of"),
         (("nothing",), "No such command"),
     ],
@@ -172,6 +183,17 @@ def test_no_standard_input_is_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None
         cli.main(["generate", "fake"], standalone_mode=False)
     with pytest.raises(click.UsageError, match="standard input is closed"):
         cli.main(["generate", "fake", "--file", "-"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("command", [("generate", "fake", "a"), ("bench", "fake"), ("pull", "fake")])
+def test_no_standard_output_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        code = run(command)
+    assert code == 1
+    assert "standard output is closed" in capsys.readouterr().err
 
 
 def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,17 @@ def test_json_of_a_files_tasks(model: str, tmp_path: Path) -> None:
         assert record["system_fingerprint"] == fingerprint
 
 
+def test_a_byte_order_mark_is_no_part_of_a_task(model: str) -> None:
+    marked = _records(_invoke(model, "--json", "--file", "-", stdin=b"\xef\xbb\xbf" + _lines().encode()))
+    assert marked == _records(_invoke(model, "--json", "--file", "-", stdin=_lines()))
+
+
+def test_standard_input_may_be_named_once(model: str) -> None:
+    result = _invoke(model, "--perplexity", "-", "-", stdin="a text")
+    assert result.exit_code == 2
+    assert "standard input may be named once" in result.output
+
+
 def test_tables_of_a_files_tasks_are_named(model: str) -> None:
     result = _invoke(model, "--file", "-", stdin=_lines())
     headings = [line for line in result.stdout.splitlines() if line.startswith("==>")]

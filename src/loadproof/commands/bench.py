@@ -14,6 +14,7 @@ from loadproof.commands.options import GroupedCommand, engine_options, engine_se
 if TYPE_CHECKING:
     from loadproof.bench import Workload
 
+_MAX_TOKENS = 1 << 24  # of a run: prompts are drawn beforehand, and nobody waits for more
 _NAMES = ("single", "batch16", "batch64", "prefill")
 
 
@@ -77,7 +78,11 @@ def _workloads(names: tuple[str, ...], sizes: tuple[int | None, int | None, int 
         if names:
             raise click.UsageError("--workload has sizes of its own: leave it or the sizes out")
         num_prompts, input_len, output_len = sizes
-        return [Workload("custom", num_prompts or 1, input_len or 32, output_len or 128)]
+        workload = Workload("custom", num_prompts or 1, input_len or 32, output_len or 128)
+        tokens = workload.num_prompts * (workload.input_len + workload.output_len)
+        if tokens > _MAX_TOKENS:
+            raise click.UsageError(f"these sizes make {tokens} tokens; at most {_MAX_TOKENS} are measured")
+        return [workload]
     return [workload for workload in WORKLOADS if not names or workload.name in names]
 
 

@@ -36,7 +36,7 @@ _DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
 @click.argument("model")
 @click.argument("prompts", nargs=-1)
 @click.option(
-    "--file", "file", type=InputFile("r", encoding="utf-8"), help="Prompts, one a line; - is stdin."
+    "--file", "file", type=InputFile("r", encoding="utf-8-sig"), help="Prompts, one a line; - is stdin."
 )
 @click.option(
     "--chat", is_flag=True, help="Apply the model's chat template; each prompt is a user's message."
@@ -108,7 +108,7 @@ def _read_prompts(prompts: tuple[str, ...], file: TextIO | None) -> _Prompts:
     if file is None and (sys.stdin is None or sys.stdin.isatty()):
         raise click.UsageError("no prompt: give one as an argument, by --file or on standard input")
     try:
-        with file or click.open_file("-", encoding="utf-8") as stream:
+        with file or click.open_file("-", encoding="utf-8-sig") as stream:
             lines = {number: line.rstrip("\r\n") for number, line in enumerate(stream, 1) if line.strip()}
     except UnicodeDecodeError as error:
         raise click.UsageError(f"prompts are UTF-8 text: {error}") from error

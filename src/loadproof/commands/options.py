@@ -38,8 +38,8 @@ def _bias(ctx: click.Context, param: click.Parameter, value: str | None) -> dict
     try:
         found = {} if value is None else json.loads(value)
         return {int(token_id): float(bias) for token_id, bias in found.items()} or None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise click.BadParameter(f'an object such as {{"42": -100}}, not {value}') from error
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise click.BadParameter(f'an object such as {{"42": -100}}, not {value:.100}') from error
 
 
 class GroupedOption(click.Option):

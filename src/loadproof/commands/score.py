@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from loadproof.perplexity import TextScore
     from loadproof.scoring import ContinuationScore, Text
 
+_STANDARD_INPUT = "standard input"
+
 
 @click.command("score", cls=GroupedCommand)
 @click.argument("model")
@@ -90,6 +92,8 @@ def _check_options(
 ) -> None:
     if perplexity and not files:
         raise click.UsageError("--perplexity needs FILES")
+    if sum(_name(file) == _STANDARD_INPUT for file in files) > 1:
+        raise click.UsageError("standard input may be named once: it can't be read again")
     if perplexity and truncate:
         raise click.UsageError("--truncate-context goes with contexts, not with --perplexity")
     if not perplexity and files:
@@ -113,7 +117,7 @@ def _given_task(context: str | None, continuations: tuple[str, ...]) -> list[_Ta
 
 def _read_tasks(file: BinaryIO) -> list[_Task]:
     """The file's tasks; lines that hold nothing but space are passed over."""
-    lines = enumerate(_read(file).split("\n"), 1)
+    lines = enumerate(_read(file, "utf-8-sig").split("\n"), 1)
     tasks = [_task(line, f"{_name(file)}, line {number}") for number, line in lines if line.strip()]
     if not tasks:
         raise click.UsageError(f"{_name(file)} holds no tasks")
@@ -136,17 +140,17 @@ def _task(line: str, source: str) -> _Task:
     return _Task(found["context"], continuations, source)
 
 
-def _read(file: BinaryIO) -> str:
+def _read(file: BinaryIO, encoding: str = "utf-8") -> str:
     try:
         with file:
-            return file.read().decode("utf-8")
+            return file.read().decode(encoding)
     except UnicodeDecodeError as error:
         raise click.UsageError(f"{_name(file)} is not UTF-8 text: {error}") from error
 
 
 def _name(file: BinaryIO) -> str:
     name = str(getattr(file, "name", "-"))
-    return "standard input" if name in ("-", "<stdin>") else name
+    return _STANDARD_INPUT if name in ("-", "<stdin>") else name
 
 
 @contextmanager
