@@ -51,6 +51,15 @@ def test_rope_turns_each_pair_as_a_complex_number() -> None:
     np.testing.assert_allclose(reference.rope(x, *rope_tables(spec, 6)), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("num_positions", [0, 1, 1023, 1024, 1025, 5000])
+def test_rope_tables_are_those_of_all_angles_at_once(num_positions: int) -> None:
+    spec = RopeSpec(head_dim=12, theta=10000.0)
+    angles = np.outer(np.arange(num_positions, dtype=np.float64), rope_frequencies(spec))
+    cos, sin = rope_tables(spec, num_positions)
+    np.testing.assert_array_equal(cos, np.cos(angles).astype(np.float32))
+    np.testing.assert_array_equal(sin, np.sin(angles).astype(np.float32))
+
+
 def test_rope_tables_stay_exact_far_out() -> None:
     cos, sin = rope_tables(RopeSpec(head_dim=4, theta=10000.0), 100_001)
     assert cos.shape == sin.shape == (100_001, 2)

@@ -10,6 +10,8 @@ from loadproof.graph import RopeScaling, RopeSpec
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
+_CHUNK = 1024  # positions whose float64 angles exist at a time
+
 
 def rope_tables(spec: RopeSpec, num_positions: int) -> tuple[F32, F32]:
     """Cosines and sines of every position's angles, each ``[num_positions, head_dim // 2]`` float32.
@@ -17,9 +19,14 @@ def rope_tables(spec: RopeSpec, num_positions: int) -> tuple[F32, F32]:
     The angles are float64 and only their cosines and sines are rounded, so that far positions turn as
     exactly as near ones (Su et al. 2021, arXiv 2104.09864, section 3.2.2).
     """
-    positions = np.arange(num_positions, dtype=np.float64)
-    angles = np.outer(positions, rope_frequencies(spec))
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    frequencies = rope_frequencies(spec)
+    cos = np.empty((num_positions, len(frequencies)), np.float32)
+    sin = np.empty_like(cos)
+    for start in range(0, num_positions, _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        angles = np.outer(np.arange(start, min(chunk.stop, num_positions), dtype=np.float64), frequencies)
+        cos[chunk], sin[chunk] = np.cos(angles), np.sin(angles)
+    return cos, sin
 
 
 def rope_frequencies(spec: RopeSpec) -> F64:
