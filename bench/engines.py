@@ -9,14 +9,20 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+import click
+from rich.console import Console
 
 DRIVERS = Path(__file__).resolve().parent / "peers"
 OURS = "loadproof"
 NAMES = (OURS, "openvino", "llamacpp", "vllm")
 PATIENCE = 900.0  # seconds until an answer that has not come is not coming
+
+P = TypeVar("P", bound="Program")
 
 
 class EngineError(RuntimeError):
@@ -24,13 +30,11 @@ class EngineError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Engine:
-    """Commands that serve requests by ``peers/protocol.py`` and that print a line at the first token."""
+class Program:
+    """What is compared: ours or a peer's, and the paths that must be there for it."""
 
     name: str
-    serve: list[str]
-    first_token: list[str]
-    needs: tuple[Path, ...] = ()
+    needs: tuple[Path, ...]
 
     @property
     def missing(self) -> list[Path]:
@@ -41,6 +45,28 @@ class Engine:
     def environment(self) -> dict[str, str]:
         """A peer has its own packages, so it sees none of ours."""
         return {k: v for k, v in os.environ.items() if k != "PYTHONPATH" or self.name == OURS}
+
+
+@dataclass(frozen=True)
+class Engine(Program):
+    """Commands that serve requests by ``peers/protocol.py`` and that print a line at the first token."""
+
+    serve: list[str]
+    first_token: list[str]
+
+
+def wanted(known: Mapping[str, P], names: Sequence[str], console: Console) -> list[P]:
+    """Programs by name; all that are installed where none is named. A named one must be there."""
+    found = []
+    for name in names or known:
+        lacking = ", ".join(map(str, known[name].missing))
+        if lacking and names:
+            raise click.UsageError(f"{name} needs {lacking}")
+        if lacking:
+            console.print(f"without {name}: no {lacking}")
+        else:
+            found.append(known[name])
+    return found
 
 
 def known_engines(model: str, peers: Path) -> dict[str, Engine]:
@@ -68,9 +94,9 @@ def known_engines(model: str, peers: Path) -> dict[str, Engine]:
         _driver("openvino", peers / "openvino/bin/python", str(peers), peers / "smollm2-ov"),
         Engine(
             "llamacpp",
+            (bench, bench.with_name("llama-batched-bench"), gguf),
             llamacpp.serve,
             [str(bench), *prompt_only],
-            (bench, bench.with_name("llama-batched-bench"), gguf),
         ),
         _driver("vllm", peers / "vllm/bin/python", str(peers), peers / "smollm2"),
     ]
@@ -79,7 +105,7 @@ def known_engines(model: str, peers: Path) -> dict[str, Engine]:
 
 def _driver(name: str, python: Path, place: str, *needs: Path) -> Engine:
     command = [str(python), str(DRIVERS / f"{name}_driver.py"), place]
-    return Engine(name, command, [*command, "--first-token"], (python, *needs))
+    return Engine(name, (python, *needs), command, [*command, "--first-token"])
 
 
 class Process:

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from engines import OURS, PATIENCE, EngineError
+from engines import OURS, PATIENCE, EngineError, Program
 
 NAMES = (OURS, "llamacpp", "vllm")
 MAX_NUM_SEQS = 64
@@ -24,19 +24,11 @@ MEMORY_SHARE = 0.3  # of the machine's, for vLLM; the default leaves no room for
 
 
 @dataclass(frozen=True)
-class ServerCommand:
-    """A server: its command without the port, which ``--port`` names, and what must be there for it."""
+class ServerCommand(Program):
+    """A server: its command without the port, which ``--port`` names, and variables that it needs."""
 
-    name: str
     command: list[str]
-    needs: tuple[Path, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-    without: frozenset[str] = frozenset()  # variables that it must not see
-
-    @property
-    def missing(self) -> list[Path]:
-        """Paths that are needed and not there."""
-        return [path for path in self.needs if not path.exists()]
+    variables: dict[str, str] = field(default_factory=dict)
 
 
 def known_servers(model: str, peers: Path) -> dict[str, ServerCommand]:
@@ -46,30 +38,20 @@ def known_servers(model: str, peers: Path) -> dict[str, ServerCommand]:
     vllm, directory = peers / "vllm/bin/python", peers / "smollm2"
     lengths = ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS)]
     start = "import sys; from loadproof.cli import main; sys.exit(main())"
-    ours = ServerCommand(OURS, [sys.executable, "-c", start, "serve", model, *lengths])
     llama_arguments = [
-        *("-m", str(gguf), "--threads", str(len(threads)), "--parallel", str(MAX_NUM_SEQS)),
-        *(
-            "--ctx-size",
-            str(MAX_NUM_SEQS * 512),
-            "--no-webui",
-        ),  # 512 a sequence, or one at a time gets little
+        *("-m", str(gguf), "--threads", str(len(threads)), "--parallel", str(MAX_NUM_SEQS), "--no-webui"),
+        *("--ctx-size", str(MAX_NUM_SEQS * 512)),  # of which each sequence gets its part
     ]
     vllm_arguments = [
         *("-m", "vllm.entrypoints.openai.api_server", "--model", str(directory), "--dtype", "bfloat16"),
         *(*lengths, "--max-num-batched-tokens", "2048", "--gpu-memory-utilization", str(MEMORY_SHARE)),
     ]
     cores = ",".join(map(str, sorted(threads)))
+    variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": cores}
     servers = [
-        ours,
-        ServerCommand("llamacpp", [str(llamacpp), *llama_arguments], (llamacpp, gguf)),
-        ServerCommand(
-            "vllm",
-            [str(vllm), *vllm_arguments],
-            (vllm, directory),
-            {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": cores},
-            frozenset({"PYTHONPATH"}),  # a peer has its own packages
-        ),
+        ServerCommand(OURS, (), [sys.executable, "-c", start, "serve", model, *lengths]),
+        ServerCommand("llamacpp", (llamacpp, gguf), [str(llamacpp), *llama_arguments]),
+        ServerCommand("vllm", (vllm, directory), [str(vllm), *vllm_arguments], variables),
     ]
     return {server.name: server for server in servers}
 
@@ -83,14 +65,13 @@ def running(server: ServerCommand) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    environment = {name: value for name, value in os.environ.items() if name not in server.without}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [*server.command, "--port", str(port)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=environment | server.environment,
+            env=server.environment | server.variables,
         )
         try:
             end = time.monotonic() + PATIENCE

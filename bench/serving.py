@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -253,41 +253,48 @@ def table(levels: Sequence[Level]) -> Table:
     return made
 
 
-def measure_level(
-    server: Server,
-    connections: int,
-    *,
-    seed: int,
-    rounds: int = 2,
-    least_requests: int = 8,
-    input_len: int = 128,
-    output_len: int = 128,
-) -> Level:
-    """Complete ``rounds`` requests a connection, after a short warm-up; raises :class:`ServingError`."""
-    count = max(least_requests, rounds * connections)
-    workload = Workload("serving", count, input_len, output_len)
-    warm = random_prompts(replace(workload, num_prompts=2), _VOCAB_SIZE, _draw(seed, connections) + 1)
-    asyncio.run(measure(server, warm, 4, 2))
-    prompts = random_prompts(workload, _VOCAB_SIZE, _draw(seed, connections))
-    return asyncio.run(measure(server, prompts, output_len, connections))
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a server is asked: so many requests of each connection, and not fewer than some in all."""
+
+    connections: int
+    seed: int = 0
+    rounds: int = 2
+    least_requests: int = 8
+    input_len: int = 128
+    output_len: int = 128
+
+    def prompts(self) -> list[list[int]]:
+        """A prompt of each request."""
+        return self._drawn(max(self.least_requests, self.rounds * self.connections), 0)
+
+    def warm_up(self) -> list[list[int]]:
+        """Two others, to be asked before."""
+        return self._drawn(2, 1)
+
+    def _drawn(self, count: int, which: int) -> list[list[int]]:
+        workload = Workload("serving", count, self.input_len, self.output_len)
+        return random_prompts(workload, _VOCAB_SIZE, 2 * (10_000 * self.seed + self.connections) + which)
 
 
-def _draw(seed: int, connections: int) -> int:
-    """What draws the prompts of a level: even, so that the next one is the warm-up's own."""
-    return 2 * (10_000 * seed + connections)
+_SIZES = {one.name: one.default for one in fields(Load) if one.default is not MISSING}
+
+
+def measure_load(server: Server, load: Load) -> Level:
+    """Put a load on a server, after a short warm-up; raises :class:`ServingError`."""
+    asyncio.run(measure(server, load.warm_up(), 4, 2))
+    return asyncio.run(measure(server, load.prompts(), load.output_len, load.connections))
 
 
 def run(args: argparse.Namespace) -> list[Level]:
     """All levels of connections, beside ``LLM.generate`` where it is asked for."""
     server = Server(urlsplit(args.url), args.model, args.api_key)
-    sizes = {name: getattr(args, name) for name in ("rounds", "least_requests", "input_len", "output_len")}
     levels = []
     for connections in args.connections:
-        found = measure_level(server, connections, seed=args.seed, **sizes)
+        load = Load(connections=connections, **{name: getattr(args, name) for name in _SIZES})
+        found = measure_load(server, load)
         if args.generate:
-            workload = Workload("serving", found.requests, args.input_len, args.output_len)
-            prompts = random_prompts(workload, _VOCAB_SIZE, _draw(args.seed, connections))
-            made = generate(args.generate, prompts, args.output_len, connections)
+            made = generate(args.generate, load.prompts(), load.output_len, connections)
             found = replace(found, generate_tokens_per_s=made)
         levels.append(found)
     return levels
@@ -302,14 +309,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", help="the name that the server knows it by, where it wants one")
     parser.add_argument("--api-key")
     parser.add_argument("--connections", type=lambda text: [int(part) for part in text.split(",")])
-    parser.add_argument("--rounds", type=int, default=2, help="requests of each connection")
-    parser.add_argument("--least-requests", type=int, default=8)
-    parser.add_argument("--input-len", type=int, default=128)
-    parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, help="requests of each connection")
+    for name in ("--least-requests", "--input-len", "--output-len", "--seed"):
+        parser.add_argument(name, type=int)
     parser.add_argument("--generate", metavar="MODEL", help="complete the prompts by LLM.generate too")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.set_defaults(connections=[1, 16, 64])
+    parser.set_defaults(connections=[1, 16, 64], **_SIZES)
     return parser.parse_args()
 
 

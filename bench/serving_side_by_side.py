@@ -21,15 +21,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import click
-from engines import OURS, EngineError
+from engines import OURS, EngineError, wanted
+from report import summary
 from rich.console import Console
 from rich.table import Table
 from servers import NAMES, ServerCommand, known_servers, running
-from serving import Level, Server, ServingError, measure_level
+from serving import Level, Load, Server, ServingError, measure_load
 from side_by_side import SETTLE, rotated
 
 Runs = dict[int, dict[str, list[Level]]]  # by connections and server, one a round
@@ -50,21 +50,22 @@ def compare(
     failures: dict[str, str] = {}
     with ExitStack() as stack:
         urls: dict[str, str] = {}
-        for server in servers:
+        for command in servers:
             try:
-                with console.status(f"starting {server.name}"):
-                    urls[server.name] = stack.enter_context(running(server))
+                with console.status(f"starting {command.name}"):
+                    urls[command.name] = stack.enter_context(running(command))
             except EngineError as error:
-                if server.name == OURS:
+                if command.name == OURS:
                     raise
-                failures[server.name] = str(error)
-                console.print(f"going on without {server.name}: {error}", markup=False)
+                failures[command.name] = str(error)
+                console.print(f"going on without {command.name}: {error}", markup=False)
         for index in range(rounds):
             for count in connections:
                 for name in rotated(list(urls), index):
                     time.sleep(SETTLE)
                     with console.status(f"round {index + 1}: {count} connections to {name}"):
-                        level = measure_level(Server(urlsplit(urls[name]), None, None), count, seed=index)
+                        server = Server(urlsplit(urls[name]), None, None)
+                        level = measure_load(server, Load(connections=count, seed=index))
                     runs[count][name].append(level)
                     console.print(
                         f"round {index + 1}: {count} connections to {name}: {level.requests_per_s:.2f}/s"
@@ -72,13 +73,10 @@ def compare(
     return runs, failures
 
 
-def summary(levels: Sequence[Level]) -> dict[str, Any]:
+def figures(levels: Sequence[Level]) -> dict[str, dict[str, float]]:
     """Median, least and largest of each figure over rounds."""
-    found = {}
-    for name in ("output_tokens_per_s", *(one[0] for one in FIGURES.values())):
-        values = [value for level in levels if (value := getattr(level, name)) is not None]
-        found[name] = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    return found
+    names = ("output_tokens_per_s", *(one[0] for one in FIGURES.values()))
+    return {name: summary([getattr(level, name) for level in levels]) for name in names}
 
 
 def ratios(runs: Mapping[str, Sequence[Level]], peer: str) -> list[float]:
@@ -98,7 +96,7 @@ def as_table(runs: Runs) -> Table:
         for name, levels in by_server.items():
             if not levels:
                 continue
-            found = summary(levels)
+            found = figures(levels)
             cells = [f"{found[key]['median'] * by:{form}}" for key, by, form in FIGURES.values()]
             both = name != OURS and by_server.get(OURS)
             ratio = f"{statistics.median(ratios(by_server, name)):.2f}x" if both else ""
@@ -119,16 +117,7 @@ def main(
     peers: Path, model: str, rounds: int, connections: str, names: tuple[str, ...], path: Path | None
 ) -> None:
     console = Console(stderr=True)
-    known = known_servers(model, peers.resolve())
-    chosen = []
-    for name in names or NAMES:
-        lacking = ", ".join(map(str, known[name].missing))
-        if lacking and names:
-            raise click.UsageError(f"{name} needs {lacking}")
-        if lacking:
-            console.print(f"without {name}: no {lacking}")
-        else:
-            chosen.append(known[name])
+    chosen = wanted(known_servers(model, peers.resolve()), names, console)
     try:
         counts = [int(part) for part in connections.split(",")]
     except ValueError:
@@ -146,7 +135,7 @@ def main(
                 for count, by_server in runs.items()
             },
             "medians": {
-                count: {name: summary(levels) for name, levels in by_server.items() if levels}
+                count: {name: figures(levels) for name, levels in by_server.items() if levels}
                 for count, by_server in runs.items()
             },
         }

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from engines import NAMES, OURS, Engine, EngineError, Worker, first_token_seconds, known_engines
+from engines import NAMES, OURS, Engine, EngineError, Worker, first_token_seconds, known_engines, wanted
 from report import START, Row, as_json, as_table
 from rich.console import Console
 
@@ -175,21 +175,6 @@ def machine(rates: floors.Rates) -> dict[str, Any]:
     }
 
 
-def wanted_engines(model: str, peers: Path, names: Sequence[str], console: Console) -> list[Engine]:
-    """Engines by name; all that are installed where none is named. A named one must be there."""
-    known = known_engines(model, peers)
-    found = []
-    for name in names or NAMES:
-        if known[name].missing:
-            lacking = ", ".join(map(str, known[name].missing))
-            if names:
-                raise click.UsageError(f"{name} needs {lacking}")
-            console.print(f"without {name}: no {lacking}")
-        else:
-            found.append(known[name])
-    return found
-
-
 @click.command(help="Compare loadproof with the engines installed under --peers; see the top of this file.")
 @click.option("--peers", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True)
 @click.option("--model", default="smollm2-135m", show_default=True, help="loadproof's model; a GGUF file.")
@@ -223,7 +208,7 @@ def main(
     possible = {f"{peer}:{name}" for peer in NAMES[1:] for name in (START, *(w.name for w in WORKLOADS))}
     if unknown := set(skipped) - possible:
         raise click.UsageError(f"nothing to skip is called {', '.join(sorted(unknown))}")
-    engines = wanted_engines(model, peers.resolve(), names, console)
+    engines = wanted(known_engines(model, peers.resolve()), names, console)
     workloads = [workload for workload in WORKLOADS if not chosen or workload.name in chosen]
     comparison = Comparison(engines, load_graph(model), console, frozenset(skipped))
     try:

@@ -33,7 +33,6 @@ def check_prompt_entries(count: int, param: str) -> None:
             f"the answer would hold {count} log-probabilities of prompts; "
             f"at most {MOST_PROMPT_ENTRIES} may be in one",
             param,
-            "invalid_value",
         )
 
 
@@ -49,7 +48,6 @@ def check_output_entries(state: ServerState, asks: Sequence[Ask], param: str) ->
             f"the answer may hold {count} log-probabilities of generated tokens; "
             f"at most {MOST_OUTPUT_ENTRIES} may be in one",
             param,
-            "invalid_value",
         )
 
 
@@ -86,7 +84,6 @@ def check_scored(
                 f"context and continuations come to {count} {unit}, with the context once for each "
                 f"continuation; at most {most} may be in one request",
                 "continuations",
-                "invalid_value",
             )
     return max(num_bytes, before) + num_ids
 

@@ -32,13 +32,13 @@ class _LimitedHttp(h11.Connection):
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
-        if isinstance(event, h11.Request) and _head_size(event) > self._limit:
+        if not isinstance(event, h11.Request):
+            return event
+        if _head_size(event) > self._limit:
             raise h11.RemoteProtocolError("headers are too large", error_status_hint=431)
-        if isinstance(event, h11.Request):
-            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
-                raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
-            return _with_path(event)
-        return event
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+            raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+        return _with_path(event)
 
 
 class Connection(ReadAnswers):

@@ -76,7 +76,7 @@ def _check(body: ChatRequest) -> None:
     if body.tool_choice not in (None, "none", "auto"):
         raise unsupported("tool_choice", "tool_choice is supported as 'none' and 'auto' only")
     if body.top_logprobs and not body.logprobs:
-        raise bad_request("top_logprobs needs logprobs", "top_logprobs", "invalid_value")
+        raise bad_request("top_logprobs needs logprobs", "top_logprobs")
     limits = (body.max_tokens, body.max_completion_tokens)
     if None not in limits and limits[0] != limits[1]:
         raise bad_request("max_tokens and max_completion_tokens are the same, and differ", "max_tokens")

@@ -120,7 +120,7 @@ class _Call:
         ]
         self._parts = [PromptPart(body, prompt, state.llm.tokenizer) for prompt in prompts]
         self._num_prompt = sum(len(prompt.token_ids) for prompt in prompts)
-        self._has_scores = params.prompt_logprobs is not None
+        self._has_scores = any(part.has_scores for part in self._parts)
         self._entries = num_entries(state, body.logprobs)
         self.is_large = self._has_scores or bool(self._entries) or len(prompts) * self._n > MOST_CHOICES
         self._check_size()

@@ -96,9 +96,7 @@ def _text(state: ServerState, body: DetokenizeRequest) -> Parts:
     vocab_size = state.llm.engine.device.vocab_size
     wrong = next((token_id for token_id in body.tokens if token_id >= vocab_size), None)
     if wrong is not None:
-        raise bad_request(
-            f"token id {wrong} is outside the vocabulary of {vocab_size}", "tokens", "invalid_value"
-        )
+        raise bad_request(f"token id {wrong} is outside the vocabulary of {vocab_size}", "tokens")
     return [to_json({"prompt": state.llm.tokenizer.decode(body.tokens, skip_special_tokens=False)})]
 
 
