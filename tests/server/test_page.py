@@ -186,37 +186,37 @@ def test_time_goes_on(http: httpx.Client) -> None:
     assert times == sorted(times)
 
 
+@contextmanager
+def answering(served: Running, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What ``/engine`` says while the request is answered, for longer than anyone looks; cut then."""
+    http = served.http()
+    body = {"prompt": list(range(2, 52)), "max_tokens": 200, "ignore_eos": True, "stream": True} | body
+    with slowed(served.llm), http.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.status_code == 200
+        yield until(lambda: engine_view(served), lambda view: bool(view["num_running"]))
+    served.wait_until_idle()
+
+
 def test_running_and_waiting_sequences(make_server: MakeServer) -> None:
     """Of three, one runs at a time: the list begins with it."""
     served = make_server(max_num_seqs=1, num_blocks_override=40)
-    http = served.http()
-    body = {"prompt": list(range(2, 52)), "max_tokens": 150, "ignore_eos": True, "seed": 1, "n": 3}
-    with ThreadPoolExecutor(1) as pool:
-        with slowed(served.llm):
-            answer = pool.submit(http.post, "/v1/completions", json=body)
-            view = until(lambda: engine_view(served), lambda view: bool(view["num_running"]))
-        assert answer.result().status_code == 200
-    assert [one["status"] for one in view["sequences"]] == ["running", "waiting", "waiting"]
-    assert [one["index"] for one in view["sequences"]] == [0, 1, 2]
-    first, second, _ = view["sequences"]
-    assert (first["num_prompt_tokens"], first["max_tokens"]) == (50, 150)
-    assert view["blocks"]["held"] == first["num_blocks"] > 0
-    assert second["num_blocks"] == second["num_output_tokens"] == 0
-    assert view["blocks"]["held"] + view["blocks"]["cached"] + view["blocks"]["blank"] == 40
+    with answering(served, {"n": 3}) as view:
+        assert [one["status"] for one in view["sequences"]] == ["running", "waiting", "waiting"]
+        assert [one["index"] for one in view["sequences"]] == [0, 1, 2]
+        first, second, _ = view["sequences"]
+        assert (first["num_prompt_tokens"], first["max_tokens"]) == (50, 200)
+        assert view["blocks"]["held"] == first["num_blocks"] > 0
+        assert second["num_blocks"] == second["num_output_tokens"] == 0
+        assert view["blocks"]["held"] + view["blocks"]["cached"] + view["blocks"]["blank"] == 40
     assert engine_view(served)["sequences"] == []
 
 
 def test_a_long_list_is_cut(make_server: MakeServer) -> None:
     served = make_server(max_num_seqs=2)
-    body = {"prompt": [2, 3], "max_tokens": 2, "n": 120}
-    with ThreadPoolExecutor(1) as pool:
-        with slowed(served.llm):
-            answer = pool.submit(served.http().post, "/v1/completions", json=body)
-            view = until(lambda: engine_view(served), lambda view: bool(view["num_running"]))
-        assert answer.result().status_code == 200
-    assert len(view["sequences"]) == 100
-    assert view["num_left_out"] == view["num_running"] + view["num_waiting"] - 100 > 0
-    assert view["sequences"][0]["status"] == "running"
+    with answering(served, {"n": 120}) as view:
+        assert len(view["sequences"]) == 100
+        assert view["num_left_out"] == view["num_running"] + view["num_waiting"] - 100 == 20
+        assert view["sequences"][0]["status"] == "running"
 
 
 def test_an_engine_that_does_not_answer(make_server: MakeServer) -> None:
