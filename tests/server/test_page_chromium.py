@@ -229,7 +229,7 @@ def test_a_server_that_has_gone(window: Browser, make_server: MakeServer) -> Non
 
 
 def test_an_error_within_a_stream(window: Browser, make_server: MakeServer) -> None:
-    served = make_server(request_timeout=2)
+    served = make_server(request_timeout=4)  # its first tokens come before that in any case
     window.open(served.url)
     window.set(min_tokens=200)
     with gate(served.llm, 5):
@@ -249,7 +249,7 @@ def test_the_picture_of_a_busy_engine(window: Browser, make_server: MakeServer) 
     over = threading.Event()
 
     def slow(*_: object) -> None:
-        over.wait(0.05)
+        over.wait(0.2)  # half a minute in all: nobody looks for so long
 
     with ThreadPoolExecutor(1) as pool:
         served.llm.on_logits(slow)
