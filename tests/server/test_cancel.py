@@ -17,6 +17,9 @@ from tests.server.gate import gate
 from tests.server.joined import joined, meanwhile, stream
 from tests.server.running import MODEL_NAME, PATIENCE, MakeServer, Running
 
+from loadproof.engine.output import CompletionDelta
+from loadproof.server.stream import Stream
+
 COMPLETIONS = "/v1/completions"
 LONG: dict[str, Any] = {"prompt": "x" * 100, "max_tokens": 4000, "ignore_eos": True, "seed": 1}
 
@@ -190,24 +193,24 @@ def test_more_in_one_request_than_ever_fits(roomy: Running) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["x", ["x", "y"]], ids=["one", "several"])
-def test_a_reader_that_does_not_read_is_cut_off(make_server: MakeServer, prompt: Any) -> None:
+def test_a_reader_that_does_not_read_is_cut_off(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, prompt: Any
+) -> None:
     """Pieces are large (all log-probabilities), so that the sockets' own buffers are full soon."""
     server = make_server(max_model_len=4200, max_logprobs=-1, max_stream_backlog=20, check_integrity=False)
-    engine = server.app.state.server.engine
+    push, waiting = Stream.push, []
+
+    def pushing(stream: Stream, delta: CompletionDelta) -> None:
+        push(stream, delta)
+        waiting.append(len(stream._deltas))
+
+    monkeypatch.setattr(Stream, "push", pushing)
     body = {**LONG, "prompt": prompt, "logprobs": 280, "stream": True}
     aborted = server.llm.stats()["num_aborted"]
     with asking(server, body) as connection:
-        most = 0
-
-        def is_cut(stats: dict[str, int]) -> bool:
-            nonlocal most
-            for each in list(engine._streams.values()):
-                most = max(most, len(each._deltas))
-            return stats["num_aborted"] > aborted
-
-        server.wait_for(is_cut)
-        assert 0 < most <= 21
+        server.wait_for(lambda stats: stats["num_aborted"] > aborted)
         server.check_no_leak()
+        assert max(waiting) == 21
         received = bytearray()
         while not received.endswith(b"\r\n0\r\n\r\n"):
             received += connection.recv(1 << 20)
