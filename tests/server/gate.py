@@ -1,4 +1,4 @@
-"""Holds an engine in the middle of an answer, so that what happens then needs no luck with times."""
+"""Holds or slows an engine in the middle of an answer: what happens then needs no luck with times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from loadproof import LLM
+from loadproof.devices.device import StepBatch, SubmittedStep
 
 
 class Gate:
@@ -34,3 +37,21 @@ def gate(llm: LLM, num_tokens: int) -> Iterator[Gate]:
     finally:
         held.open()
         llm.on_logits(None)
+
+
+@contextmanager
+def slowed(llm: LLM, seconds: float = 0.02) -> Iterator[None]:
+    """Have each step take so long until the block ends: requests of many steps take minutes unless cut."""
+    over = threading.Event()
+    submit = llm.engine.device.submit
+
+    def submitting(batch: StepBatch) -> SubmittedStep:
+        over.wait(seconds)
+        return submit(batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llm.engine.device, "submit", submitting)
+        try:
+            yield
+        finally:
+            over.set()

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.server.gate import gate
+from tests.server.gate import gate, slowed
 from tests.server.joined import joined, meanwhile, stream
 from tests.server.running import MODEL_NAME, PATIENCE, MakeServer, Running
 
@@ -28,6 +28,13 @@ LONG: dict[str, Any] = {"prompt": "x" * 100, "max_tokens": 4000, "ignore_eos": T
 def roomy(make_server: MakeServer) -> Running:
     """Requests here take seconds unless they are cut, two run at once, and steps have few tokens."""
     return make_server(max_model_len=8192, max_num_seqs=2, max_num_batched_tokens=64, max_queue=3)
+
+
+@pytest.fixture
+def slow(roomy: Running) -> Iterator[Running]:
+    """The same, whose requests take minutes unless they are cut."""
+    with slowed(roomy.llm):
+        yield roomy
 
 
 @contextmanager
@@ -58,56 +65,56 @@ def steps_to_freedom(server: Running, before: int) -> int:
 @pytest.mark.parametrize(
     "extra", [{}, {"n": 2}, {"prompt": ["x" * 100, "y" * 100]}], ids=["1", "n", "prompts"]
 )
-def test_a_disconnect_while_decoding_frees_all(roomy: Running, streamed: bool, extra: dict[str, Any]) -> None:
-    begun = roomy.llm.stats()["generation_tokens"]
-    with asking(roomy, {**LONG, **extra, "stream": streamed}):
-        roomy.wait_for(lambda stats: stats["generation_tokens"] >= begun + 8)
-        steps = roomy.llm.stats()["num_steps"]
-    assert steps_to_freedom(roomy, steps) < 2000  # of the 4000 that it would have taken
-    assert roomy.llm.stats()["generation_tokens"] - begun < 4000
+def test_a_disconnect_while_decoding_frees_all(slow: Running, streamed: bool, extra: dict[str, Any]) -> None:
+    begun = slow.llm.stats()["generation_tokens"]
+    with asking(slow, {**LONG, **extra, "stream": streamed}):
+        slow.wait_for(lambda stats: stats["generation_tokens"] >= begun + 8)
+        steps = slow.llm.stats()["num_steps"]
+    assert steps_to_freedom(slow, steps) < 2000  # of the 4000 that it would have taken
+    assert slow.llm.stats()["generation_tokens"] - begun < 4000
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/score"])
-def test_a_disconnect_during_a_prompt_frees_all(roomy: Running, path: str) -> None:
-    prompt = [5 + i % 200 for i in range(8000)]  # 125 steps
+def test_a_disconnect_during_a_prompt_frees_all(slow: Running, path: str) -> None:
+    prompt = [5 + i % 200 for i in range(8000)]  # 125 steps, and as many times the wait before each
     body = {"prompt": prompt} if path == COMPLETIONS else {"context": prompt, "continuations": [[5], [6]]}
-    finished = roomy.llm.stats()["num_finished"]
-    with asking(roomy, {**body, "cache_salt": f"only here {path}"}, path):
-        roomy.wait_for(lambda stats: stats["num_running"] > 0)
-        steps = roomy.llm.stats()["num_steps"]
-    assert steps_to_freedom(roomy, steps) < 125
-    assert roomy.llm.stats()["num_finished"] == finished
+    finished = slow.llm.stats()["num_finished"]
+    with asking(slow, {**body, "cache_salt": f"only here {path}"}, path):
+        slow.wait_for(lambda stats: stats["num_running"] > 0)
+        steps = slow.llm.stats()["num_steps"]
+    assert steps_to_freedom(slow, steps) < 125
+    assert slow.llm.stats()["num_finished"] == finished
 
 
-def test_a_disconnect_in_the_queue_frees_its_place(roomy: Running) -> None:
-    with asking(roomy, {**LONG, "n": 2, "stream": True}):
-        roomy.wait_for(lambda stats: stats["num_running"] == 2)
-        with asking(roomy, {**LONG, "stream": True}), asking(roomy, LONG):
-            roomy.wait_for(lambda stats: stats["num_waiting"] == 2)
-        stats = roomy.wait_for(lambda stats: stats["num_waiting"] == 0)
+def test_a_disconnect_in_the_queue_frees_its_place(slow: Running) -> None:
+    with asking(slow, {**LONG, "n": 2, "stream": True}):
+        slow.wait_for(lambda stats: stats["num_running"] == 2)
+        with asking(slow, {**LONG, "stream": True}), asking(slow, LONG):
+            slow.wait_for(lambda stats: stats["num_waiting"] == 2)
+        stats = slow.wait_for(lambda stats: stats["num_waiting"] == 0)
         assert stats["num_running"] == 2
-    roomy.check_no_leak()
+    slow.check_no_leak()
 
 
-def test_within_a_step_of_an_abort_its_blocks_are_free(roomy: Running) -> None:
+def test_within_a_step_of_an_abort_its_blocks_are_free(slow: Running) -> None:
     """The step in flight may end, and another be planned before the news come: no more."""
-    engine = roomy.app.state.server.engine
-    with asking(roomy, {**LONG, "stream": True}) as connection:
+    engine = slow.app.state.server.engine
+    with asking(slow, {**LONG, "stream": True}) as connection:
         assert connection.recv(1)
-        roomy.wait_for(lambda stats: stats["num_running"] == 1)
+        slow.wait_for(lambda stats: stats["num_running"] == 1)
         (streams,) = [list(engine._streams.values())]
         told = threading.Event()
         seen: list[int] = []
 
         def abort() -> None:
-            with roomy.llm.engine.exclusive():  # no step is made between these two
-                seen.append(roomy.llm.stats()["num_steps"])
+            with slow.llm.engine.exclusive():  # no step is made between these two
+                seen.append(slow.llm.stats()["num_steps"])
                 engine.abort(streams)
             told.set()
 
         engine._loop.call_soon_threadsafe(abort)
         assert told.wait(PATIENCE)
-        assert steps_to_freedom(roomy, seen[0]) <= 2
+        assert steps_to_freedom(slow, seen[0]) <= 2
 
 
 def test_one_clients_cut_does_not_touch_another(roomy: Running) -> None:
@@ -135,13 +142,13 @@ def check_deadline(answer: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-def test_deadlines_of_requests_that_wait(roomy: Running, streamed: bool) -> None:
-    with asking(roomy, {**LONG, "n": 2, "stream": True}):
-        roomy.wait_for(lambda stats: stats["num_running"] == 2)
-        answer = roomy.http().post(COMPLETIONS, json={**LONG, "stream": streamed, "timeout": 0.05})
+def test_deadlines_of_requests_that_wait(slow: Running, streamed: bool) -> None:
+    with asking(slow, {**LONG, "n": 2, "stream": True}):
+        slow.wait_for(lambda stats: stats["num_running"] == 2)
+        answer = slow.http().post(COMPLETIONS, json={**LONG, "stream": streamed, "timeout": 0.05})
         check_deadline(answer)
         assert answer.json()["error"]["message"] == "The request was not finished within its 0.05 seconds."
-    roomy.check_no_leak()
+    slow.check_no_leak()
 
 
 def test_deadlines_of_requests_that_run(roomy: Running) -> None:
@@ -161,10 +168,10 @@ def test_the_servers_own_deadline_is_the_longest(make_server: MakeServer) -> Non
     server.check_no_leak()
 
 
-def test_a_full_queue_is_told(roomy: Running) -> None:
-    http = roomy.http()
-    with asking(roomy, {**LONG, "n": 2, "stream": True}), asking(roomy, {**LONG, "n": 3, "stream": True}):
-        roomy.wait_for(lambda stats: stats["num_running"] + stats["num_waiting"] == 5)
+def test_a_full_queue_is_told(slow: Running) -> None:
+    http = slow.http()
+    with asking(slow, {**LONG, "n": 2, "stream": True}), asking(slow, {**LONG, "n": 3, "stream": True}):
+        slow.wait_for(lambda stats: stats["num_running"] + stats["num_waiting"] == 5)
         for streamed in (False, True):
             answer = http.post(COMPLETIONS, json={**LONG, "stream": streamed})
             assert answer.status_code == 429
@@ -174,9 +181,9 @@ def test_a_full_queue_is_told(roomy: Running) -> None:
             message = "5 sequences run or wait, and 1 more are too many: at most 3 may wait."
             assert error["message"] == message
         with pytest.raises(openai.RateLimitError):
-            roomy.openai().completions.create(model=MODEL_NAME, prompt="a")
+            slow.openai().completions.create(model=MODEL_NAME, prompt="a")
         assert http.get("/health").status_code == 200
-    roomy.check_no_leak()
+    slow.check_no_leak()
     assert http.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 1}).status_code == 200
 
 

@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.client import HTTPResponse
 
 import pytest
@@ -166,13 +167,23 @@ def test_headers_just_within_the_limit_are_taken(server: ServerProcess) -> None:
 
 def test_nonsense_after_an_answer_that_came_early_closes_the_connection(server: ServerProcess) -> None:
     """The body is refused by its length; what comes instead of its end can't be answered again."""
+    body = (b"1000\r\n" + b" " * 4096 + b"\r\n") * 20
     with server.connect() as connection:
-        connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n")
-        for _ in range(20):
-            connection.sendall(b"1000\r\n" + b" " * 4096 + b"\r\n")
+        connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n" + body)
         assert answered(connection)[0] == 413
-        connection.sendall(b"nonsense\r\n")
-        assert b"HTTP/1.1" not in everything(connection)
+        with suppress(ConnectionError):  # closed already: the whole took more than the server's second
+            connection.sendall(b"nonsense\r\n")
+            assert b"HTTP/1.1" not in everything(connection)
+
+
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/health"])
+@pytest.mark.parametrize("num_chunks", [0, 2, 20])
+def test_nonsense_that_came_with_its_request_is_all_that_is_answered(
+    server: ServerProcess, path: bytes, num_chunks: int
+) -> None:
+    head = HEAD.replace(b"/v1/completions", path) + b"transfer-encoding: chunked\r\n\r\n"
+    body = (b"1000\r\n" + b" " * 4096 + b"\r\n") * num_chunks
+    assert answer_to(server, head + body + b"nonsense\r\n") == (400, "invalid_http")
 
 
 def test_a_body_that_is_refused_may_be_sent_to_its_end(server: ServerProcess) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from tests.server.gate import slowed
 from tests.server.running import MODEL_NAME, MakeServer, Running
 
 from loadproof import __version__
@@ -205,12 +206,14 @@ def test_cached_tokens_are_not_counted_as_computed(make_server: MakeServer) -> N
 
 
 def test_an_aborted_request_counts_as_such_alone(served: Running) -> None:
-    stream = served.openai().completions.create(
-        model=MODEL_NAME, prompt="hello", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
-    )
-    next(iter(stream))
-    stream.close()
-    served.wait_for(lambda stats: stats["num_aborted"] == 1)
+    with slowed(served.llm):
+        stream = served.openai().completions.create(
+            model=MODEL_NAME, prompt="hello", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        stream.close()
+        served.wait_for(lambda stats: stats["num_aborted"] == 1)
+        served.check_no_leak()
     page = Scrape(served)
     assert page.value("loadproof:request_success_total", finished_reason="abort") == 1
     assert page.value("loadproof:num_requests_aborted_total") == 1

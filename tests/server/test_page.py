@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
+from tests.server.gate import slowed
 from tests.server.running import MODEL_NAME, PATIENCE, MakeServer, Running
-
-from loadproof import LLM
 
 T = TypeVar("T")
 POLICY_PARTS = ("default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'")
@@ -122,21 +121,6 @@ def test_only_the_engines_picture_is_in_the_document(http: httpx.Client) -> None
     answers = document["paths"]["/engine"]["get"]["responses"]
     assert answers["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/EngineView")
     assert {"401", "500", "503"} <= answers.keys()
-
-
-@contextmanager
-def slowed(llm: LLM) -> Iterator[None]:
-    """Have each token take a while, until the end."""
-    over = threading.Event()
-
-    def wait(*_: object) -> None:
-        over.wait(0.02)
-
-    llm.on_logits(wait)
-    try:
-        yield
-    finally:
-        over.set()
 
 
 def until(look: Callable[[], T], seen: Callable[[T], bool]) -> T:

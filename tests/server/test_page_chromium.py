@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from selenium.webdriver.common.keys import Keys
 from tests.server.browser import CHROMIUM, DRIVER, Browser, chromium, facts, text_of
-from tests.server.gate import gate
+from tests.server.gate import gate, slowed
 from tests.server.running import MakeServer, Running
 
 from loadproof import LLM, SamplingParams
@@ -18,6 +18,10 @@ pytestmark = pytest.mark.skipif(
     CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver: Debian's chromium-driver"
 )
 SIZES = [(1280, 800), (390, 844)]
+BLOCKS = """
+return [["held", "cached", "blank"].map(id => Number(document.getElementById(id).textContent)),
+        [...document.querySelectorAll("#bar span")].map(one => Number(getComputedStyle(one).flexGrow))];
+"""
 
 
 @pytest.fixture(scope="module")
@@ -246,23 +250,15 @@ def test_the_picture_of_a_busy_engine(window: Browser, make_server: MakeServer) 
     window.open(served.url)
     assert [window.text(name) for name in ("running", "waiting", "others")] == ["0", "0", "None"]
     body = {"prompt": list(range(2, 52)), "max_tokens": 150, "n": 12, "min_tokens": 150}
-    over = threading.Event()
-
-    def slow(*_: object) -> None:
-        over.wait(0.2)  # half a minute in all: nobody looks for so long
-
-    with ThreadPoolExecutor(1) as pool:
-        served.llm.on_logits(slow)
+    with ThreadPoolExecutor(1) as pool, slowed(served.llm, 0.2):
         answer = pool.submit(served.http().post, "/v1/completions", json=body)
         window.wait(lambda: window.text("running") == "2")
         assert window.text("waiting") == "10"
         window.wait(lambda: window.text("rate") not in ("–", "0"))
         rows = [row.text for row in window.all("#requests li")]
         others = window.text("others")
-        counts = [int(window.text(name)) for name in ("held", "cached", "blank")]
-        bars = [float(bar.value_of_css_property("flex-grow")) for bar in window.all("#bar span")]
-        over.set()
-        assert answer.result().status_code == 200
+        counts, bars = window.script(BLOCKS)  # at one time, as the page goes on
+    assert answer.result().status_code == 200
     assert len(rows) == 5
     assert "answer, " in rows[0]
     assert all("waiting, 0 of 150 tokens" in row for row in rows[2:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.server.gate import slowed
 from tests.server.running import MakeServer
 
 from loadproof.server.rate import Rate
@@ -70,7 +71,7 @@ def test_an_idle_hour_does_not_make_the_wait_longer(
         assert http.post("/v1/completions", json={"prompt": [1], "max_tokens": 1}).status_code == 200
         clock.now += 3600.0
     body = {"prompt": [1], "max_tokens": 15000, "ignore_eos": True, "stream": True}
-    with served.http().stream("POST", "/v1/completions", json=body) as answer:
+    with slowed(served.llm), served.http().stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         assert next(lines)
         refused = http.post("/v1/completions", json={"prompt": [1], "max_tokens": 1})

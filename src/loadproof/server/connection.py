@@ -91,6 +91,9 @@ class Connection(ReadAnswers):
         ]
         self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         self.transport.close()
+        if self.cycle is not None:  # the request that began well: its own answer would be a second one
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Nothing: some clients offer HTTP/2 with every request, and may be answered in HTTP/1.1."""
