@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 import click
 from rich.console import Console
@@ -166,9 +166,14 @@ class Process:
     def _failure(self) -> EngineError:
         self._process.kill()
         code = self._process.wait()
-        self._errors.seek(0)
-        words = self._errors.read().decode(errors="replace")[-2000:].strip()
-        return EngineError(f"{self.name} ended with code {code} before it answered; it last said:\n{words}")
+        said = last_words(self._errors)
+        return EngineError(f"{self.name} ended with code {code} before it answered; it last said:\n{said}")
+
+
+def last_words(log: IO[bytes]) -> str:
+    """The end of what a process wrote to a file."""
+    log.seek(0)
+    return log.read().decode(errors="replace")[-2000:].strip()
 
 
 class Worker(Process):

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import urlopen
 
-from engines import OURS, PATIENCE, EngineError, Program
+from engines import OURS, PATIENCE, EngineError, Program, last_words
 
 NAMES = (OURS, "llamacpp", "vllm")
 MAX_NUM_SEQS = 64
@@ -76,12 +76,10 @@ def running(server: ServerCommand) -> Iterator[str]:
         try:
             end = time.monotonic() + PATIENCE
             while not _healthy(url):
-                if process.poll() is not None or time.monotonic() > end:
-                    process.kill()
-                    code = process.wait()
-                    log.seek(0)
-                    words = log.read().decode(errors="replace")[-2000:].strip()
-                    raise EngineError(f"{server.name} ended with code {code}; it last said:\n{words}")
+                code = process.poll()
+                if code is not None or time.monotonic() > end:
+                    what = "wasn't ready in time" if code is None else f"ended with code {code}"
+                    raise EngineError(f"{server.name} {what}; it last said:\n{last_words(log)}")
                 time.sleep(0.1)
             yield url
         finally:
@@ -97,5 +95,5 @@ def _healthy(url: str) -> bool:
     try:
         with urlopen(f"{url}/health", timeout=10) as answer:
             return bool(answer.status == 200)
-    except (URLError, OSError):
+    except (OSError, HTTPException):
         return False

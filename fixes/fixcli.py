@@ -53,7 +53,7 @@ def main(fix: Fix, args: Sequence[str] | None = None) -> int:
     return CODES[report.status]
 
 
-def say(text: str, stream: TextIO | None = None) -> bool:
+def say(text: str, stream: TextIO | None = None) -> None:
     """Print a line, whatever the stream can take; what was done stays done, and keeps its exit code."""
     stream = stream or sys.stdout
     try:
@@ -62,15 +62,14 @@ def say(text: str, stream: TextIO | None = None) -> bool:
         print(text, file=stream, flush=True)
     except (OSError, ValueError):
         _close(stream)
-        return False
-    return True
 
 
 def _close(stream: TextIO) -> None:
     """Let nothing more go to a stream that takes nothing: Python would try again at its end, and fail."""
     with suppress(OSError, ValueError):
+        number = stream.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
+        os.dup2(nowhere, number)
         os.close(nowhere)
 
 

@@ -194,6 +194,12 @@ def copy_fixes(folder: Path) -> Path:
     return Path(shutil.copytree(FIXES, folder / "fixes", ignore=shutil.ignore_patterns("__pycache__")))
 
 
+def pyenv_pythons(version: str) -> list[str]:
+    """The Pythons of this version that pyenv has installed."""
+    roots = [Path(root) for root in (os.environ.get("PYENV_ROOT", ""), Path.home() / ".pyenv") if root]
+    return [str(path) for root in roots for path in root.glob(f"versions/{version}.*/bin/python")]
+
+
 def in_child(act: Callable[[], object]) -> tuple[int, bytes]:
     """Run something in a process of its own; its exit code, and what it gives if that is bytes."""
     return ended(started(act))

@@ -1,4 +1,4 @@
-"""Exit codes, and what is printed where it is hard to print: nothing but "not applied" gives its code."""
+"""Exit codes, and what is printed where it is hard to print."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from tests.fixes.engines import FAULTY, FIXES, NAMES, RESUMED, Engine, copy_fixes, install, record
+from tests.fixes.engines import (
+    FAULTY,
+    FIXES,
+    NAMES,
+    RESUMED,
+    Engine,
+    copy_fixes,
+    install,
+    pyenv_pythons,
+    record,
+)
 
 
 def run(
@@ -94,8 +104,7 @@ def test_fix_copied_alone(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("version", ["3.6", "3.7", "3.8"])
 def test_older_python(version: str) -> None:
-    roots = [Path(root) for root in (os.environ.get("PYENV_ROOT", ""), Path.home() / ".pyenv") if root]
-    found = [str(path) for root in roots for path in root.glob(f"versions/{version}.*/bin/python")]
+    found = pyenv_pythons(version)
     if not found:
         pytest.skip(f"no Python {version} here; test_sources_are_of_the_oldest_python reads the syntax")
     for name in NAMES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,8 @@ OTHERS = {
 
 
 def refuses(root: Path, name: str, code: str, reason: str = "") -> None:
-    """Check, apply and diff agree that the code is drift."""
+    """Check, apply and diff agree that the code, which Python takes, is drift."""
+    ast.parse(code)
     engine = install(root, name, code)
     first = engine.files()
     for report in (engine.fix.check(root), engine.fix.apply(root)):
@@ -62,7 +64,7 @@ def refuses(root: Path, name: str, code: str, reason: str = "") -> None:
 @pytest.mark.parametrize("again", AGAIN)
 def test_what_is_defined_again_is_drift(tmp_path: Path, name: str, again: str, form: str) -> None:
     code = {"faulty": FAULTY, "right": RIGHT}[form][name]
-    refuses(tmp_path, name, code + AGAIN[again].format(class_=CLASS[name], method=METHOD[name]), "again")
+    refuses(tmp_path, name, code + AGAIN[again].format(class_=CLASS[name], method=METHOD[name]), "defines ")
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -133,6 +135,8 @@ def test_prompt_that_is_counted_in_another_way_is_drift(tmp_path: Path, count: s
 
 TOTAL = "        total_num_scheduled_tokens = sum(num_tokens_per_req)\n"
 DEVICE = "        token_ids_device = async"
+BRANCH = "        if self.use_async_scheduling and"
+HEAD = "if self.use_async_scheduling and scheduler_output is not None:\n"
 ROWS = {
     "buffer zeroed": (CALL, "            self.input_ids_hpu.zero_()\n" + CALL),
     "buffer zeroed on the line": (CALL, CALL.replace("self.", "self.input_ids_hpu.zero_(); self.")),
@@ -150,7 +154,8 @@ ROWS = {
     "name taken": (DEVICE, "        host_input_ids = None\n" + DEVICE),
     "name read": ("        return token_ids_device", "        return token_ids_device, host_input_ids"),
     "name of an argument": ("scheduler_output=None):", "scheduler_output=None, host_input_ids=None):"),
-    "branch in a loop": (
+    "branch in a loop": (BRANCH, "        for _ in (0,):\n " + BRANCH),
+    "branch twice": (
         "        # A step that only keeps others company has nothing scheduled.\n",
         "        if self.use_async_scheduling and scheduler_output is not None: ...\n",
     ),
@@ -170,7 +175,7 @@ def test_rows_that_are_touched_otherwise_are_drift(tmp_path: Path, rows: str, fo
     if rows == "total afterwards":
         code = code.replace("        return token_ids_device", TOTAL + "        return token_ids_device")
     if form == "seed before":
-        branch = code.rindex("not None:\n") + len("not None:\n")
+        branch = code.rindex(HEAD) + len(HEAD)
         code = code[:branch] + seed + code[branch:]
     if form == "seed after":
         line = code.rindex("\n", 0, code.index("self._prepare_input_ids(")) + 1

@@ -11,16 +11,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.fixes.engines import FIXES, Engine, copy_fixes
+from tests.fixes.engines import FIXES, Engine, copy_fixes, pyenv_pythons
 
 OLDEST = "3.9"
 
 
 def oldest_python() -> str | None:
     """A Python 3.9, if the machine has one."""
-    roots = [Path(root) for root in (os.environ.get("PYENV_ROOT", ""), Path.home() / ".pyenv") if root]
-    pyenv = [str(path) for root in roots for path in root.glob(f"versions/{OLDEST}.*/bin/python")]
-    return next(iter(pyenv), None) or shutil.which(f"python{OLDEST}")  # a shim on the path may not run
+    return next(iter(pyenv_pythons(OLDEST)), None) or shutil.which(
+        f"python{OLDEST}"
+    )  # a shim on the path may not run
 
 
 def run(python: str, folder: Path, name: str, *options: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -39,6 +39,12 @@ def make_server(tiny_chat_model: Path) -> Iterator[MakeServer]:
         yield make
 
 
+@pytest.fixture(scope="module")
+def strict(make_server: MakeServer) -> httpx.Client:
+    """A client of a server that refuses what it doesn't know."""
+    return make_server(strict=True).http()
+
+
 @pytest.fixture(scope="session")
 def reference(tiny_chat_model: Path) -> Iterator[LLM]:
     """The same model in Python, with an engine of its own: what the server must answer."""

@@ -7,6 +7,7 @@ Or ``hang``: the event loop does, from the first signal on.
 from __future__ import annotations
 
 import itertools
+import logging
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from loadproof.server.async_engine import AsyncEngine
 
 
 def _hang(engine: AsyncEngine, timeout: float, hurry: object = None) -> None:
+    logging.getLogger("loadproof.server").warning("the event loop hangs")
     while True:
         time.sleep(1)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+from tests.server.running import PATIENCE
 
 CHOICE_LISTS = ("token_ids",)
 LISTS = ("text_offset", "token_logprobs", "tokens", "top_logprobs", "content")
@@ -69,16 +70,18 @@ def whole(choice: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def meanwhile(act: Callable[[], None]) -> Iterator[None]:
-    """Have another thread do something over and over; it ends between two times."""
-    done = threading.Event()
+    """Have another thread do something over and over, once before the block; it ends between two times."""
+    done, acted = threading.Event(), threading.Event()
 
     def repeat() -> None:
         while not done.is_set():
             act()
+            acted.set()
 
     other = threading.Thread(target=repeat)
     other.start()
     try:
+        assert acted.wait(PATIENCE)
         yield
     finally:
         done.set()

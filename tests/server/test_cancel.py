@@ -50,8 +50,15 @@ def asking(server: Running, body: dict[str, Any], path: str = COMPLETIONS) -> It
         yield connection
 
 
+def read(connection: socket.socket, most: int) -> bytes:
+    """What comes next, of so many bytes at most; something must."""
+    piece = connection.recv(most)
+    assert piece, "the connection ended before its answer"
+    return piece
+
+
 def steps_to_freedom(server: Running, before: int) -> int:
-    """How many steps were begun since ``before`` until nothing ran and every block was free."""
+    """How many steps came back since ``before`` until nothing ran and every block was free."""
     stats = server.wait_for(
         lambda stats: (
             not stats["num_running"] + stats["num_waiting"]
@@ -102,7 +109,7 @@ def test_within_a_step_of_an_abort_its_blocks_are_free(slow: Running) -> None:
     with asking(slow, {**LONG, "stream": True}) as connection:
         assert connection.recv(1)
         slow.wait_for(lambda stats: stats["num_running"] == 1)
-        (streams,) = [list(engine._streams.values())]
+        streams = list(engine._streams.values())
         told = threading.Event()
         seen: list[int] = []
 
@@ -153,7 +160,7 @@ def test_deadlines_of_requests_that_wait(slow: Running, streamed: bool) -> None:
 
 def test_deadlines_of_requests_that_run(roomy: Running) -> None:
     check_deadline(roomy.http().post(COMPLETIONS, json={**LONG, "timeout": 0.1}))
-    body = {**LONG, "stream": True, "timeout": 4}  # long enough for its first token to come in any case
+    body = {**LONG, "stream": True, "timeout": 4}  # its first token comes far sooner
     with gate(roomy.llm, 5), roomy.http().stream("POST", COMPLETIONS, json=body) as answer:
         lines = [line for line in answer.iter_lines() if line]
     assert answer.status_code == 200
@@ -220,7 +227,7 @@ def test_a_reader_that_does_not_read_is_cut_off(
         assert max(waiting) == 21
         received = bytearray()
         while not received.endswith(b"\r\n0\r\n\r\n"):
-            received += connection.recv(1 << 20)
+            received += read(connection, 1 << 20)
     assert b'"code":"reader_too_slow"' in received
     assert b"[DONE]" not in received
 
@@ -228,8 +235,8 @@ def test_a_reader_that_does_not_read_is_cut_off(
 def test_a_slow_reader_within_the_bound_gets_all(make_server: MakeServer) -> None:
     server = make_server(max_model_len=512)
     with asking(server, {**LONG, "max_tokens": 300, "stream": True}) as connection:
-        server.wait_until_idle()
+        server.wait_for(lambda stats: stats["num_finished"] == 1)
         received = bytearray()
         while b"[DONE]" not in received:
-            received += connection.recv(1000)
+            received += read(connection, 1000)
     assert received.count(b"data: ") == 301

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -32,12 +33,12 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of all texts that are encoded from now on."""
+    """The lengths in bytes of all texts that are encoded from now on."""
     lengths: list[int] = []
     encode = Tokenizer.encode_batch
 
     def encode_batch(self: Tokenizer, texts: Any, *args: Any, **options: Any) -> Any:
-        lengths.extend(map(len, texts))
+        lengths.extend(len(text.encode()) for text in texts)
         return encode(self, texts, *args, **options)
 
     monkeypatch.setattr(Tokenizer, "encode_batch", encode_batch)
@@ -109,20 +110,27 @@ def held_server(make_server: MakeServer) -> Running:
     return make_server(max_num_seqs=2, max_queue=1)
 
 
-@pytest.fixture
-def held(held_server: Running) -> Iterator[Running]:
-    """The server while all threads of its encoder are busy."""
+@contextmanager
+def holding(server: Running) -> Iterator[None]:
+    """Keep all threads of its encoder busy."""
     go_on = threading.Event()
-    encoder = held_server.app.state.server.encoder
+    encoder = server.app.state.server.encoder
     pools = (encoder._for_long, encoder._for_long, encoder._for_short)
     works = [pool.submit(go_on.wait, PATIENCE) for pool in pools]
     try:
-        yield held_server
+        yield
     finally:
         go_on.set()
         for work in works:
             work.result()
-    held_server.check_no_leak()
+    server.check_no_leak()
+
+
+@pytest.fixture
+def held(held_server: Running) -> Iterator[Running]:
+    """The server while all threads of its encoder are busy."""
+    with holding(held_server):
+        yield held_server
 
 
 def wait_until(condition: Callable[[], bool], server: Running) -> None:
@@ -137,13 +145,14 @@ def test_the_deadline_counts_from_the_start(held: Running, path: str, body: dict
 
 @pytest.mark.parametrize(("path", "body"), CALLS, ids=lambda value: ",".join(value))
 def test_nothing_is_encoded_for_a_client_that_has_gone(
-    held: Running, encoded: list[int], path: str, body: dict[str, Any]
+    held_server: Running, encoded: list[int], path: str, body: dict[str, Any]
 ) -> None:
-    encoder = held.app.state.server.encoder
-    with asking(held, body, path):
-        wait_until(lambda: encoder.num_unfinished == 1, held)
-    wait_until(lambda: encoder.num_unfinished == 0, held)
-    assert not encoded
+    encoder = held_server.app.state.server.encoder
+    with holding(held_server):
+        with asking(held_server, body, path):
+            wait_until(lambda: encoder.num_unfinished == 1, held_server)
+        wait_until(lambda: encoder.num_unfinished == 0, held_server)
+    assert not encoded  # nor once there is time for it
 
 
 @pytest.mark.parametrize(("path", "body"), CALLS, ids=lambda value: ",".join(value))
@@ -163,6 +172,7 @@ def test_long_texts_hold_up_no_short_ones(make_server: MakeServer, path: str, bo
     try:
         for _ in range(2):
             assert begun.acquire(timeout=PATIENCE)
+        wait_until(lambda: encoder.num_unfinished == 9, served)
         extra = {"max_tokens": 1} if path.endswith("completions") else {}
         assert served.http().post(path, json={**body, **extra}).status_code == 200
         assert encoder.num_unfinished == 9

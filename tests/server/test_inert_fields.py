@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.running import MakeServer
 
 from loadproof.server.schemas.chat import ChatMessage
 
@@ -24,12 +23,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a"},
     "/v1/chat/completions": {"messages": HI},
 }
-
-
-@pytest.fixture(scope="module")
-def strict(make_server: MakeServer) -> httpx.Client:
-    """A client of a server that refuses what it doesn't know."""
-    return make_server(strict=True).http()
 
 
 @pytest.mark.parametrize("path", BODIES)

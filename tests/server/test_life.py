@@ -195,6 +195,8 @@ def test_a_frozen_engine_is_unhealthy_while_the_server_answers(model: str) -> No
 def test_a_third_signal_ends_a_server_whose_event_loop_hangs(model: str) -> None:
     with served(model, *SMALL, fault=("hang", 1)) as server:
         assert get(server, "/health") == 200
+        server.signal(signal.SIGTERM)
+        server.wait_for_log("the event loop hangs")
         end = time.monotonic() + PATIENCE
         while server.process.poll() is None and time.monotonic() < end:
             server.signal(signal.SIGTERM)

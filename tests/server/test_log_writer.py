@@ -125,6 +125,7 @@ def test_a_server_whose_log_nobody_reads_goes_on_and_ends(model: str) -> None:
             stderr=writer,
             env={**os.environ, "PYTHONPATH": path},
         )
+        writer.close()  # the end of the process is that of its log
         try:
             url = next(event["url"] for event in map(json.loads, reader) if "url" in event)
             with httpx.Client(base_url=url, timeout=PATIENCE) as client:

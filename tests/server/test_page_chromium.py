@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +9,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 from tests.server.browser import CHROMIUM, DRIVER, Browser, chromium, facts, text_of
 from tests.server.gate import gate, slowed
+from tests.server.joined import meanwhile
 from tests.server.running import MakeServer, Running
 
 from loadproof import LLM, SamplingParams
@@ -68,20 +68,14 @@ def test_a_drawn_seed_is_shown_and_replayed(page: Browser) -> None:
 def test_replays_under_load_are_the_same(page: Browser, server: Running) -> None:
     page.set(max_tokens=40, temperature=1)
     answer = page.ask("Alone at first")
-    over = threading.Event()
+    other = server.http()
 
     def load() -> None:
-        while not over.is_set():
-            body = {"prompt": [[2, 3, 4]] * 6, "max_tokens": 30, "temperature": 1}
-            assert server.http().post("/v1/completions", json=body).status_code == 200
+        body = {"prompt": [[2, 3, 4]] * 6, "max_tokens": 30, "temperature": 1}
+        assert other.post("/v1/completions", json=body).status_code == 200
 
-    with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(load)
-        try:
-            verdicts = [page.replay(answer) for _ in range(3)]
-        finally:
-            over.set()
-        loading.result()
+    with meanwhile(load):
+        verdicts = [page.replay(answer) for _ in range(3)]
     assert all(verdict.startswith("The same to the last token") for verdict in verdicts)
 
 
@@ -233,7 +227,7 @@ def test_a_server_that_has_gone(window: Browser, make_server: MakeServer) -> Non
 
 
 def test_an_error_within_a_stream(window: Browser, make_server: MakeServer) -> None:
-    served = make_server(request_timeout=4)  # its first tokens come before that in any case
+    served = make_server(request_timeout=4)  # its first tokens come far sooner
     window.open(served.url)
     window.set(min_tokens=200)
     with gate(served.llm, 5):

@@ -12,7 +12,7 @@ HI = [{"role": "user", "content": "Hi"}]
 JSON = {"content-type": "application/json"}
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("is_strict", [False, True])
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -27,10 +27,9 @@ JSON = {"content-type": "application/json"}
     ],
 )
 def test_lone_surrogates_are_refused_as_anything_is(
-    make_server: MakeServer, server: Running, path: str, body: object, strict: bool
+    http: httpx.Client, strict: httpx.Client, path: str, body: object, is_strict: bool
 ) -> None:
-    served = make_server(strict=True) if strict else server
-    answer = served.http().post(path, content=json.dumps(body), headers=JSON)
+    answer = (strict if is_strict else http).post(path, content=json.dumps(body), headers=JSON)
     assert answer.status_code in (400, 404)
     assert answer.json()["error"]["message"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.server.running import MakeServer, Running
-from tests.server.test_cancel import asking
+from tests.server.test_cancel import asking, read
 
 from loadproof.server.connection import Connection
 
@@ -31,7 +31,7 @@ def received(connection: socket.socket) -> tuple[int, bytes]:
     """The length that was said, and what came of it until the connection closed or all was there."""
     data = bytearray()
     while b"\r\n\r\n" not in data:
-        data += connection.recv(4096)
+        data += read(connection, 4096)
     head, _, body = bytes(data).partition(b"\r\n\r\n")
     length = next(int(line[15:]) for line in head.lower().splitlines() if line.startswith(b"content-length:"))
     content = bytearray(body)
@@ -45,6 +45,11 @@ def received(connection: socket.socket) -> tuple[int, bytes]:
 
 def num_connections(server: Running) -> int:
     return len(server.uvicorn.server_state.connections)
+
+
+def is_held_up(server: Running) -> bool:
+    """Whether an answer waits for its reader."""
+    return any(connection._patience for connection in list(server.uvicorn.server_state.connections))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
@@ -66,6 +71,7 @@ def test_an_answer_that_is_read_after_a_while_is_whole(server: Running) -> None:
     finished = server.llm.stats()["num_finished"]
     with asking(server, BODY) as connection:
         server.wait_for(lambda stats: stats["num_finished"] == finished + 1)
+        server.wait_for(lambda _: is_held_up(server))
         length, content = received(connection)
     assert len(content) == length
     assert len(json.loads(content)["choices"]) == 16

@@ -45,7 +45,8 @@ def test_answers_are_made_where_texts_are_encoded(
 
     monkeypatch.setattr(Tokenizer, "id_to_token", id_to_token)
     for prompt in ("a b", "a" * 16384):
-        http.post("/tokenize", json={"prompt": prompt, "return_token_strs": True})
+        answer = http.post("/tokenize", json={"prompt": prompt, "return_token_strs": True})
+        assert answer.status_code == 200
     assert makers == {"encoder"}
 
 

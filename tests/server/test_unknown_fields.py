@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.running import MakeServer
 
 from loadproof.server.schemas.chat import ChatRequest
 
@@ -20,12 +19,6 @@ def unknown(count: int) -> dict[str, Any]:
 
 def many_parts(part: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [part] * 4096}]}
-
-
-@pytest.fixture(scope="module")
-def strict(make_server: MakeServer) -> httpx.Client:
-    """A client of a server that refuses what it doesn't know."""
-    return make_server(strict=True).http()
 
 
 @pytest.mark.parametrize(
