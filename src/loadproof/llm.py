@@ -21,6 +21,7 @@ from loadproof.perplexity import TextScore, score_texts
 from loadproof.scoring import ContinuationScore, Text, is_one, score
 
 if TYPE_CHECKING:
+    from loadproof.engine.request import FinishReason
     from loadproof.tokenizer.tokenizer import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -131,8 +132,8 @@ class LLM:
     ) -> Generator[CompletionDelta, None, None]:
         """Complete one prompt piece by piece, from the first piece asked for on.
 
-        That one raises ``ValueError`` where the prompt can't be served. Closing the iterator early aborts
-        the request. Other calls may be made in between: the pieces wait.
+        That one raises ``ValueError`` where the prompt can't be served. Closing or dropping the iterator
+        early aborts the request. Other calls may be made in between: the pieces wait.
         """
         (tokenized,) = tokenize_prompts([prompt], self.tokenizer)
         (params,) = self._params(sampling_params, 1)
@@ -152,10 +153,9 @@ class LLM:
                 delta = deltas.popleft()
                 unfinished -= delta.finish_reason is not None
                 yield delta
-                if delta.finish_reason == "abort":
-                    self._check_open()
+                self._check_whole(delta.finish_reason)
         finally:
-            self.engine.abort_request(request_id)
+            self.engine.abort_when_free(request_id)  # wherever the collector of garbage closes this
 
     @overload
     def score(  # type: ignore[overload-overlap]
@@ -257,9 +257,8 @@ class LLM:
                             request_ids.append(self._add(prompt, one, rank, receive))
                 self._step_until(lambda: len(outputs) == len(request_ids))
             for output in outputs.values():
-                if any(completion.finish_reason == "abort" for completion in output.outputs):
-                    self._check_open()
-                    raise InterruptedCallError  # this call has aborted nothing
+                for completion in output.outputs:
+                    self._check_whole(completion.finish_reason)
             return [outputs[request_id] for request_id in request_ids]
         finally:
             # After an error or an interrupt nothing of this call stays behind.
@@ -291,9 +290,12 @@ class LLM:
                         raise InterruptedCallError
                     self.engine.step()
 
-    def _check_open(self) -> None:
-        if self.engine.closed:
+    def _check_whole(self, reason: FinishReason | None) -> None:
+        """Refuse what ended because the model was closed, or a step failed; an abort somebody asked for."""
+        if reason == "abort" and self.engine.closed:
             raise ClosedError("the model was closed while this call was being served")
+        if reason == "error":
+            raise InterruptedCallError
 
     def _params(self, params: Params, count: int) -> Sequence[SamplingParams]:
         if params is None:

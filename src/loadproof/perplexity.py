@@ -130,12 +130,12 @@ def _windows_of(llm: LLM, text: str, size: int, stride: int, index: int, count: 
 
 def _sizes(limit: int, window: int | None, stride: int | None) -> tuple[int, int]:
     for name, value in (("window", window), ("stride", stride)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
             raise ScoreError(f"{name} is a number of tokens, not {value!r:.100}")
-    size = limit if window is None else window
+    size = limit if window is None else int(window)
     if not 2 <= size <= limit:
         raise ScoreError(f"a window of {size} tokens; from 2 to {limit} fit in max_model_len {limit + 1}")
-    step = size - 1 if stride is None else stride
+    step = size - 1 if stride is None else int(stride)
     if not 1 <= step < size:
         raise ScoreError(f"a stride of {step} tokens; it is from 1 to {size - 1}, below the window of {size}")
     return size, step

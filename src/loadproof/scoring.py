@@ -189,7 +189,7 @@ def utf8(text: str) -> bytes:
 def is_one(text: object) -> bool:
     """Whether this is one :data:`Text`, rather than a list of them."""
     if isinstance(text, np.ndarray):
-        return text.ndim == 1
+        return text.ndim == 1 and text.dtype.kind not in "UO"
     if isinstance(text, Sequence) and not isinstance(text, str | bytes):
         return len(text) == 0 or isinstance(text[0], int | np.integer)
     return isinstance(text, str)
@@ -312,8 +312,9 @@ def _fitted(scorable: Scorable, limit: int, truncate: bool) -> Scorable:
 
 
 def check_list(what: str, given: object) -> None:
-    """Refuse what is no list: the letters of a text are no texts."""
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+    """Refuse what is no list, nor an array with rows: the letters of a text are no texts."""
+    is_list = given.ndim > 0 if isinstance(given, np.ndarray) else isinstance(given, Sequence)
+    if not is_list or isinstance(given, str | bytes):
         raise ScoreError(f"{what} a list, not {type(given).__name__}")
 
 

@@ -13,6 +13,7 @@ from tests.server.running import MODEL_NAME, MakeServer, Running
 
 from loadproof import LLM, SamplingParams
 from loadproof.engine.output import CompletionOutput, RequestOutput
+from loadproof.server.schemas.chat import ChatMessage
 
 PATH = "/v1/chat/completions"
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
@@ -251,6 +252,21 @@ async def ask_at_once(url: str, count: int) -> list[str | None]:
             )
         )
     return [answer.choices[0].message.content for answer in answers]
+
+
+def test_ignored_fields_of_calls_reach_no_template() -> None:
+    """They come back where streams of deltas are put together, and templates write calls as a whole."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    more = {**call, "index": 0, "type": None, "function": {"name": "f", "arguments": "{}", "extra": "\ud800"}}
+    message = ChatMessage.model_validate({"role": "assistant", "content": "a", "tool_calls": [more], "x": 1})
+    assert message.for_template() == {"role": "assistant", "content": "a", "tool_calls": [call]}
+
+
+@pytest.mark.parametrize("depth", [5, 32, 33, 64, 900, 100_000])
+def test_arguments_of_calls_may_be_as_deep_as_they_like(http: httpx.Client, depth: int) -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": '{"a":' * depth + "1" + "}" * depth}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert http.post("/tokenize", json={"messages": messages}).status_code == 200
 
 
 def test_many_at_once_by_the_async_client(server: Running, reference: LLM) -> None:

@@ -285,7 +285,7 @@ NO_JSON: list[tuple[bytes, str]] = [
     (b'{"prompt": "\xff"}', UNREADABLE),
     (b'{"seed": ' + b"9" * 5000 + b"}", UNREADABLE),
     (b"[" * 100_000, UNREADABLE),
-    (b'{"prompt": "a", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}", UNREADABLE),
+    (b'{"prompt": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", UNREADABLE),
 ]
 
 

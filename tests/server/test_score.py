@@ -49,10 +49,12 @@ def test_a_greedy_continuation_is_told(http: httpx.Client) -> None:
 
 
 def test_a_long_context_is_cut_where_that_is_wanted(http: httpx.Client) -> None:
+    """By a field of its own, which is false where it is null."""
     body = {"context": "x" * 300, "continuations": ["yz"]}
-    refused = http.post(PATH, json=body)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    for fields in ({}, {"truncate_context": None}):
+        refused = http.post(PATH, json=body | fields)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
     assert "300 tokens of context and 2 to score; at most 255 fit" in refused.json()["error"]["message"]
     (score,) = http.post(PATH, json={**body, "truncate_context": True}).json()["scores"]
     assert score["num_dropped"] == 47

@@ -173,6 +173,7 @@ def test_loopback_is_told_by_the_address(host: str, loopback: bool) -> None:
         "LocalHost:1",
         "localhost.",
         "localhost.:80",
+        "localhost:",
         "[::1]",
         "[::1]:8000",
         "proxy.example.com",

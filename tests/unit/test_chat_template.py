@@ -94,6 +94,8 @@ def test_tool_calls_need_no_content() -> None:
         ("Rome", '"Rome"'),
         ("{" * 100_000, '"' + "{" * 100_000 + '"'),
         ('{"a":' * 5000 + "1" + "}" * 5000, None),
+        ('{"a":' * 33 + "1" + "}" * 33, None),
+        ('{"a": "\\ud83d"}', None),
         (None, "null"),
     ],
     ids=lambda value: str(value)[:20],

@@ -29,6 +29,18 @@ def test_a_control_groups_limit_counts_where_it_is_tighter(tmp_path: Path) -> No
     assert available_memory(*_machine(tmp_path, 1000, "5000", 6000)) == 0
 
 
+def test_files_that_a_control_group_caches_are_free(tmp_path: Path) -> None:
+    """As after a download: the model just written fills the group's memory until somebody wants that."""
+    paths = _machine(tmp_path, 1000, "50000", 49000)
+    stat = tmp_path / "memory.stat"
+    stat.write_text("anon 9000\nfile 40000\ninactive_file 30000\nactive_file 9000\nshmem 1000\n")
+    assert available_memory(*paths) == 40000
+    stat.write_text("anon 9000\n")
+    assert available_memory(*paths) == 1000
+    stat.write_text("nonsense\n")
+    assert available_memory(*paths) == 1000
+
+
 def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
     assert available_memory(tmp_path, tmp_path) > 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +19,9 @@ from tests.tiny_models import write_model
 from loadproof import LLM, SamplingParams
 from loadproof.engine import lock as lock_module
 from loadproof.engine.admission import RequestError
+from loadproof.engine.completion import Completion
 from loadproof.engine.lock import FairLock
+from loadproof.engine.scheduler import Scheduler
 from loadproof.llm import InterruptedCallError
 
 NUM_THREADS = 4
@@ -122,7 +125,7 @@ def test_closing_ends_what_other_threads_are_doing(gated: tuple[LLM, _Gated]) ->
         last = llm.engine._lock._last
         closing = pool.submit(llm.close)
         while llm.engine._lock._last is last:
-            pass
+            assert not closing.done()
         device.go_on.set()
         closing.result(PATIENCE)
         with pytest.raises(RequestError, match="closed while this call was being served"):
@@ -186,7 +189,7 @@ def test_the_lock_is_taken_again_by_its_holder_and_handed_over() -> None:
         thread = threading.Thread(target=other)
         thread.start()
         while lock._last is last:
-            pass
+            assert thread.is_alive()
         with lock.held():
             turns.append("again")
     with lock.held():
@@ -195,7 +198,7 @@ def test_the_lock_is_taken_again_by_its_holder_and_handed_over() -> None:
     assert turns == ["again", "other", "after"]
 
 
-def _interrupted_at(lock: FairLock, n: int) -> bool:
+def _interrupted_at(lock: FairLock, n: int, interrupt: Callable[[], None]) -> bool:
     """Take the lock and let go of it, interrupted at the n-th place, from 1, if it has as many.
 
     Python looks for signals after calls and where a function begins or goes on.
@@ -214,25 +217,30 @@ def _interrupted_at(lock: FairLock, n: int) -> bool:
             if last is not None and dis.opname[frame.f_code.co_code[last]].startswith(("CALL", "RESUME")):
                 count += 1
                 if count == n:
-                    raise KeyboardInterrupt
+                    interrupt()
         return trace
 
     outer = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for it when tracing begins
     sys.settrace(trace)
     try:
         with lock.held():
             pass
     except KeyboardInterrupt:
-        return True
+        pass
     finally:
         sys.settrace(outer)
-    return False
+    return count >= n
+
+
+def _raise() -> None:
+    raise KeyboardInterrupt
 
 
 def test_an_interrupt_at_any_place_lets_go_of_the_lock() -> None:
     lock = FairLock()
     place = 1
-    while _interrupted_at(lock, place):
+    while _interrupted_at(lock, place, _raise):
         assert not lock._is_holder(threading.get_ident()), place
         assert not lock._lock.locked(), place
         assert not lock._last.locked(), place
@@ -240,14 +248,99 @@ def test_an_interrupt_at_any_place_lets_go_of_the_lock() -> None:
     assert place > 6
 
 
-def test_a_call_whose_request_another_thread_lost_says_so(native: LLM) -> None:
+def test_what_runs_at_any_place_of_taking_the_lock_may_take_it_if_it_is_free() -> None:
+    """As the garbage collector does: it waits for nothing, and is alone where it is told so."""
+    lock = FairLock()
+    found: list[bool] = []
+
+    def collect() -> None:
+        with lock.held_if_free() as is_held:
+            assert lock._lock.locked()
+            assert lock._is_holder(threading.get_ident()) or not is_held
+            found.append(is_held)
+
+    def take() -> None:
+        place = 1
+        while _interrupted_at(lock, place, collect):
+            assert not lock._lock.locked(), place
+            place += 1
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert set(found) == {True, False}
+
+
+def test_a_call_whose_request_was_lost_says_so(native: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that is interrupted while it tells of a token ends that token's request, whosever it is."""
+    pushed = Completion.push
+    stream = native.stream([1, 2], LONG)
+    next(stream)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Completion, "push", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        native.engine.step()
+    monkeypatch.setattr(Completion, "push", pushed)
+    with pytest.raises(InterruptedCallError):
+        list(stream)
+    assert len(native.generate([1], LONG)[0].outputs[0].token_ids) == 100
+
+
+def test_what_a_hook_aborts_is_an_output_among_the_others(native: LLM) -> None:
+    expected = native.generate([2], LONG)[0].outputs
+    tokens: list[str] = []
 
     def abort(request_id: str, *_: object) -> None:
-        native.engine.abort_request(request_id)
+        tokens.append(request_id)
+        if tokens.count(tokens[0]) > 3:
+            native.engine.abort_request(tokens[0])
 
     native.on_logits(abort)
-    with pytest.raises(InterruptedCallError):
-        native.generate([[1], [2]], LONG)
+    first, second = native.generate([[1], [2]], LONG)
     native.on_logits(None)
-    assert len(native.generate([1], LONG)[0].outputs[0].token_ids) == 100
+    assert (first.outputs[0].finish_reason, len(first.outputs[0].token_ids)) == ("abort", 3)
+    assert second.outputs == expected
+
+
+class _Session:
+    """Somebody's object that is in a cycle with its stream: only the garbage collector ends that."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.myself = self
+        self.pieces = llm.stream([1], LONG)
+        next(self.pieces)
+
+
+@pytest.mark.parametrize("where", ["step", "listener", "nowhere"])
+def test_streams_that_are_dropped_end_wherever_the_collector_runs(
+    native: LLM, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Within an engine's call they end with the next one."""
+    expected = native.generate([1, 2], LONG)[0].outputs
+    _Session(native)
+    if where == "step":
+        plan = Scheduler.schedule
+
+        def planned(self: Scheduler) -> object:
+            gc.collect()
+            return plan(self)
+
+        monkeypatch.setattr(Scheduler, "schedule", planned)
+    elif where == "listener":
+
+        def collect(*_: object) -> None:
+            gc.collect()
+
+        native.on_logits(collect)
+    else:
+        gc.collect()
+        assert native.stats()["num_aborted"] == 1
+    assert native.generate([1, 2], LONG)[0].outputs == expected
+    native.on_logits(None)
+    stats = native.stats()
+    assert (stats["num_aborted"], stats["num_running"]) == (1, 0)
+    assert stats["num_free_blocks"] == stats["num_blocks"]

@@ -42,7 +42,9 @@ def test_windows_are_the_harnesss() -> None:
     assert list(windows(11, 5, 4)) == [Window(0, 5, 4), Window(4, 9, 4), Window(6, 11, 2)]
 
 
-@pytest.mark.parametrize(("window", "stride"), [(None, None), (64, None), (64, 16), (2, 1)])
+@pytest.mark.parametrize(
+    ("window", "stride"), [(None, None), (64, None), (64, 16), (2, 1), (np.int64(64), np.int32(16))]
+)
 def test_a_text_is_scored_window_by_window(llm: LLM, window: int | None, stride: int | None) -> None:
     tokens = [0, *llm.tokenizer.encode(TEXT)]
     assert len(tokens) > 2 * LENGTH

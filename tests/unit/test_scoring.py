@@ -256,10 +256,20 @@ def test_contexts_are_a_list(llm: LLM, contexts: Any) -> None:
         llm.score(contexts, ["a"])
 
 
-def test_scores_need_log_probabilities(llm: LLM, directory: Path) -> None:
-    with LLM(directory, max_model_len=64, max_logprobs=0) as other:  # noqa: SIM117
-        with pytest.raises(ScoreError, match="max_logprobs is 0"):
-            other.score("a", ["b"])
+def test_arrays_are_lists(llm: LLM) -> None:
+    array: Any = np.array
+    contexts, words, ids = ["a", "bc"], [["b", "c"], ["d", "e"]], [[5, 6], [7, 8]]
+    assert llm.score(array(contexts), array(words)) == llm.score(contexts, words)
+    assert llm.score(array(ids), array([ids, ids])) == llm.score(ids, [ids, ids])
+    assert llm.score_texts(array(["a b", "c"])) == llm.score_texts(["a b", "c"])
+
+
+def test_scores_need_log_probabilities(directory: Path) -> None:
+    with (
+        LLM(directory, max_model_len=64, max_logprobs=0) as other,
+        pytest.raises(ScoreError, match="max_logprobs is 0"),
+    ):
+        other.score("a", ["b"])
 
 
 @pytest.mark.parametrize("mode", ["raw_logits", "processed_logits", "processed_logprobs"])

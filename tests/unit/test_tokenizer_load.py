@@ -234,6 +234,7 @@ def test_ids_far_apart_take_no_memory_between_them(tmp_path: Path) -> None:
     sparse = load_with((1 << 22) - 1)
     assert sparse.token_bytes((1 << 22) - 1) == token["content"].encode()
     assert sparse.token_bytes((1 << 22) - 2) == sparse.token_bytes(1 << 70) == b""
+    assert len(sparse._bytes._known) == 1  # nothing is kept for ids that name no token
     with pytest.raises(TokenizerError, match="ids up to 400000000; at most 4194304 are read"):
         load_with(400_000_000)
 
@@ -254,7 +255,6 @@ def test_what_the_library_panics_at_is_an_error(tmp_path: Path) -> None:
 
 
 def test_what_the_library_fails_at_later_is_an_error_when_loading(tmp_path: Path) -> None:
-    words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "nowhere"}
     undefined = {
         "type": "TemplateProcessing",
         "single": [
@@ -264,9 +264,16 @@ def test_what_the_library_fails_at_later_is_an_error_when_loading(tmp_path: Path
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
         "special_tokens": {},
     }
-    for values in ({"model": words}, {"post_processor": undefined}):
-        with pytest.raises(TokenizerError, match=r"the tokenizer fails|is not a tokenizer"):
-            load_tokenizer(changed_tokenizer(tmp_path, **values))
+    with pytest.raises(TokenizerError, match=r"the tokenizer fails|is not a tokenizer"):
+        load_tokenizer(changed_tokenizer(tmp_path, post_processor=undefined))
+
+
+def test_a_vocabulary_without_an_unknown_token_fails_at_texts_alone(tmp_path: Path) -> None:
+    words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "nowhere"}
+    tokenizer = load_tokenizer(changed_tokenizer(tmp_path, model=words, pre_tokenizer=None))
+    assert tokenizer.encode("a", add_special_tokens=False) == [0]
+    with pytest.raises(TokenizerError, match="the tokenizer fails"):
+        tokenizer.encode("b")
 
 
 def test_interrupts_pass_through() -> None:

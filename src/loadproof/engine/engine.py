@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from loadproof.engine.completion import Completion
 from loadproof.engine.lock import FairLock
 from loadproof.engine.output import CompletionDelta, RequestOutput
 from loadproof.engine.pipeline import LogitsHook, NewToken, Pipeline, PipelineOptions
-from loadproof.engine.request import Request
+from loadproof.engine.request import CUT_OFF, FinishReason, Request
 from loadproof.engine.sampling_params import SamplingParams
 from loadproof.engine.scheduler import SchedulerOptions
 from loadproof.engine.seeds import SeedSource, seed_of
@@ -87,6 +88,7 @@ class Engine:
         self._groups: dict[str, _Group] = {}
         self._started: list[Request] = []  # whose listeners have not been told, nor those of its group
         self._lock = FairLock()
+        self._left: deque[str] = deque()  # requests that nobody waits for, to be aborted
         self._stepping = False
         self._closed = False
         self._counters = dict.fromkeys(
@@ -156,7 +158,7 @@ class Engine:
         and ``on_output`` the whole when all have finished or were aborted.
         """
         ids = self.check_request(prompt_token_ids, params, priority=priority, cache_salt=cache_salt)
-        with self._lock.held():
+        with self._entered():
             if self._closed:
                 raise ClosedError("the engine is closed")
             name = str(self._counters["num_requests"]) if request_id is None else request_id
@@ -178,33 +180,60 @@ class Engine:
 
     def abort_request(self, request_id: str) -> bool:
         """End a request and free what it holds; its listener gets what there is. False if it is unknown."""
-        with self._lock.held():
+        with self._entered():
             found = self._abort(request_id)
             if not self._stepping:
                 self._settle_if_idle()
             return found
 
-    def _abort(self, request_id: str) -> bool:
+    def abort_when_free(self, request_id: str) -> None:
+        """End a request now if nobody uses the engine, or else as the first thing that is done to it next.
+
+        Never waits, wherever it is called: the garbage collector closes what was dropped, and runs within
+        any call, the engine's own too.
+        """
+        self._left.append(request_id)
+        with self._lock.held_if_free() as is_held:
+            if is_held:
+                self._abort_left()
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Hold the lock, for a call that no dropped request should show in."""
+        with self._lock.held():
+            if not self._stepping:
+                self._abort_left()
+            yield
+
+    def _abort_left(self) -> None:
+        while self._left:
+            request_id = self._left[0]  # and there until that is done, whatever interrupts
+            self._abort(request_id)
+            self._settle_if_idle()
+            with suppress(ValueError):  # a listener's own call was faster
+                self._left.remove(request_id)
+
+    def _abort(self, request_id: str, reason: FinishReason = "abort") -> bool:
         group = self._groups.get(request_id)
         if group is None:
             return False
         try:
             for completion in group.completions:
                 if not completion.request.finished:
-                    self._pipeline.scheduler.finish(completion.request, "abort")
+                    self._pipeline.scheduler.finish(completion.request, reason)
                     text = completion.abort()
                     if group.on_delta is not None:
                         group.on_delta(completion.delta(text, num_tokens=0))
         except BaseException:
             group.on_delta = None  # it hears no more of a request that ends all the same
-            self._abort(request_id)
+            self._abort(request_id, reason)
             raise
         self._complete(group)
         return True
 
     def has_unfinished(self) -> bool:
         """Whether another step has work."""
-        with self._lock.held():
+        with self._entered():
             return self._pipeline.scheduler.has_unfinished()
 
     def step(self) -> None:
@@ -212,7 +241,7 @@ class Engine:
 
         Raises :class:`RequestError` where a listener calls it: the step that called that is not over.
         """
-        with self._lock.held():
+        with self._entered():
             if self._stepping:
                 raise RequestError("no step, and so no generate, from within a step's own callback")
             self._stepping = True
@@ -260,14 +289,14 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, those that running requests compute included; always true."""
-        with self._lock.held():
+        with self._entered():
             self._pipeline.scheduler.reset_prefix_cache()
             return True
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, and what is running now."""
         scheduler = self._pipeline.scheduler
-        with self._lock.held():
+        with self._entered():
             return {
                 **self._counters,
                 **asdict(scheduler.counters),
@@ -283,7 +312,7 @@ class Engine:
 
     def progress(self) -> list[SequenceProgress]:
         """How far each unfinished sequence has come, in the order of arrival."""
-        with self._lock.held():
+        with self._entered():
             return [
                 progress_of(completion.request)
                 for group in self._groups.values()
@@ -297,7 +326,7 @@ class Engine:
         Waits for a step that another thread is making. Raises :class:`RequestError` where a listener calls
         it within a step.
         """
-        with self._lock.held():
+        with self._entered():
             if self._closed:
                 return
             if self._stepping:
@@ -330,7 +359,7 @@ class Engine:
         try:
             on_start()
         except BaseException:
-            self._abort(request.request_id)
+            self._abort(request.request_id, "error")
             raise
 
     def _show(self, token: NewToken) -> None:
@@ -351,7 +380,7 @@ class Engine:
                 self._complete(group)
         except BaseException:
             # Half brought up to date, it must not go on: another thread may be waiting for it.
-            self._abort(request.request_id)
+            self._abort(request.request_id, "error")
             raise
 
     def _complete(self, group: _Group) -> None:
@@ -360,7 +389,7 @@ class Engine:
             return
         output = group.output()
         del self._groups[group.request_id]
-        aborted = any(completion.finish_reason == "abort" for completion in output.outputs)
+        aborted = any(completion.finish_reason in CUT_OFF for completion in output.outputs)
         self._counters["num_aborted" if aborted else "num_finished"] += 1
         if group.on_output is not None:
             group.on_output(output)

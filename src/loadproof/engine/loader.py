@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -72,7 +73,7 @@ def _naming(path: Path, kind: type[ValueError] = ValueError) -> Iterator[None]:
     try:
         yield
     except kind as error:
-        if str(path) not in str(error):
+        if not re.search(rf"(?<!\S){re.escape(str(path))}(?=[/:]|$)", str(error)):
             error.args = (f"{path}: {error}",)
         raise
 

@@ -34,6 +34,20 @@ class FairLock:
                 self._holder = (this, holding)
                 yield
 
+    @contextmanager
+    def held_if_free(self) -> Iterator[bool]:
+        """Hold the lock, out of turn, unless somebody does, this thread included; gives whether it is held.
+
+        For what may run within any call, :meth:`held` itself too: that one's wait must not end up here.
+        """
+        if self._lock.locked():
+            yield False
+            return
+        holding = threading.Lock()
+        with self._lock, holding:  # whoever came first just now lets go of it, whatever this thread does
+            self._holder = (threading.get_ident(), holding)
+            yield True
+
     def _is_holder(self, thread: int) -> bool:
         holder, holding = self._holder
         return holder == thread and holding.locked()

@@ -21,7 +21,18 @@ def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
 
 def _group(path: Path) -> int | None:
     limit, used = _number(path / "memory.max"), _number(path / "memory.current")
-    return None if limit is None or used is None else limit - used
+    if limit is None or used is None:
+        return None
+    return limit - max(0, used - _file_cache(path / "memory.stat"))
+
+
+def _file_cache(path: Path) -> int:
+    """Bytes of files that the group keeps in memory, and gives up for whatever needs it."""
+    try:
+        counts = dict(line.split() for line in path.read_text().splitlines())
+        return int(counts["active_file"]) + int(counts["inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _address_space(path: Path) -> int | None:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from loadproof.engine.prefix_keys import PrefixKeys
     from loadproof.engine.prompt_scores import PromptScores
 
-FinishReason = Literal["stop", "length", "abort"]
+# An error: the step that was telling of the request failed, or was interrupted.
+FinishReason = Literal["stop", "length", "abort", "error"]
+CUT_OFF: frozenset[FinishReason | None] = frozenset({"abort", "error"})
 
 
 Rank = tuple[int, int]

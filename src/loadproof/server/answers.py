@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from loadproof.engine.admission import ClosedError, TooLongError
 from loadproof.engine.output import CompletionOutput, RequestOutput
+from loadproof.engine.request import CUT_OFF
 from loadproof.server.async_engine import Ask
 from loadproof.server.deadline import Deadline
 from loadproof.server.errors import ApiError, bad_request, unavailable, unsupported
@@ -117,6 +118,6 @@ def usage_of(outputs: Sequence[RequestOutput], num_output: int | None = None) ->
 
 def finish_reason(completion: CompletionOutput) -> str:
     """How a completion ended, by itself."""
-    if completion.finish_reason is None or completion.finish_reason == "abort":
+    if completion.finish_reason is None or completion.finish_reason in CUT_OFF:
         raise ApiError(500, "The request was aborted.", kind="server_error", code="aborted")
     return completion.finish_reason

@@ -18,10 +18,10 @@ MOST_SHORT = 16 << 10  # bytes: some ten milliseconds
 
 
 class Encoder:
-    """Runs functions in threads of its own; besides those that run at most ``max_waiting`` wait.
+    """Runs functions in threads of its own: at most ``max_waiting + num_threads`` run or wait.
 
-    Short ones have one thread more, which long ones can't take: a long text takes a second that can't be cut
-    short, and a few of them would keep everybody else waiting for that.
+    Long ones have ``num_threads``, and short ones one more to themselves: a long text takes a second that
+    can't be cut short, and a few of them would keep everybody else waiting for that.
     """
 
     def __init__(self, max_waiting: int, num_threads: int = _THREADS) -> None:

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from loadproof import __version__
 from loadproof.engine.output import RequestOutput
+from loadproof.engine.request import CUT_OFF
 from loadproof.engine.sampling_params import SamplingParams
 from loadproof.server.histogram import Histogram, token_bounds
 from loadproof.server.http_metrics import HttpMetrics
@@ -48,7 +49,7 @@ class Metrics:
         self._alive = True
         tokens = token_bounds(llm.max_model_len)
         self._histograms = {name: Histogram(bounds or tokens) for name, (bounds, _) in HISTOGRAMS.items()}
-        self._reasons = {"stop": 0, "length": 0, "abort": 0}
+        self._reasons = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         # For every token there is one call: nothing is looked up there.
         self._observe_first = self._histograms["time_to_first_token_seconds"].observe
         self._observe_next = self._histograms["inter_token_latency_seconds"].observe
@@ -78,7 +79,7 @@ class Metrics:
         for reason in reasons:
             if reason is not None:
                 self._reasons[reason] += 1
-        if "abort" in reasons:
+        if not CUT_OFF.isdisjoint(reasons):
             return
         lengths = [len(completion.token_ids) for completion in output.outputs]
         self._observe_sizes(output, lengths, params)

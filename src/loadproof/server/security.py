@@ -135,7 +135,7 @@ def is_loopback(host: str) -> bool:
 def _host_name(header: str) -> str:
     """The name in a ``Host`` header, which may have a port."""
     name, colon, port = header.strip().lower().rpartition(":")
-    has_port = colon and port.isdecimal() and (name.endswith("]") or ":" not in name)
+    has_port = colon and (not port or port.isdecimal()) and (name.endswith("]") or ":" not in name)
     return (name if has_port else header.strip().lower()).removesuffix(".")
 
 

@@ -11,6 +11,7 @@ from loadproof.tokenizer.errors import ChatTemplateError
 if TYPE_CHECKING:  # Jinja is imported at the first chat: it costs as much as the rest of a tokenizer
     from loadproof.tokenizer.sandbox import Template
 
+_MOST_DEPTH = 32  # of arguments as an object: templates take values of twice that, calls and messages in it
 _END_MARK = "[[final message ends here]]"
 
 Message = dict[str, Any]
@@ -60,9 +61,20 @@ def _object_in(text: str) -> object:
         return {}
     try:
         value = json.loads(text)
+        if not isinstance(value, dict) or _depth(value) > _MOST_DEPTH:
+            return text
+        json.dumps(value, ensure_ascii=False).encode()  # an escape may stand for half a character
     except (ValueError, RecursionError):
         return text
-    return value if isinstance(value, dict) else text
+    return value
+
+
+def _depth(value: object) -> int:
+    depth, layer = 0, [value]
+    while nested := [one for one in layer if isinstance(one, (dict, list))]:
+        layer = [inner for one in nested for inner in (one.values() if isinstance(one, dict) else one)]
+        depth += 1
+    return depth
 
 
 def _text_of(content: object, where: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +53,9 @@ class Tokenizer:
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._templates = templates
         self._bytes = TokenBytes(backend)
-        self.encode(_PROBE)  # some faults of a file show only here
+        # A panic is the file's fault, and shows only here; an error is its text's, which may have no token.
+        with library_errors("the tokenizer fails"), suppress(Exception):
+            backend.encode(_PROBE)
 
     @property
     def bos_id(self) -> int | None:

@@ -49,7 +49,7 @@ async def create_score(body: ScoreRequest, request: Request) -> Response:
 def _prepare(state: ServerState, body: ScoreRequest) -> tuple[ScoreCall, list[Ask]]:
     with refusing(body, "context"):
         check_mode(state.llm)
-        call = ScoreCall(state.llm, [body.context], [body.continuations], body.truncate_context)
+        call = ScoreCall(state.llm, [body.context], [body.continuations], bool(body.truncate_context))
     entries = 2 * sum(scorable.num_scored for scorable in call.scorables)  # each has an id beside it
     check_prompt_entries(entries, "continuations")
     asks = [

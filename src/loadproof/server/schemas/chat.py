@@ -48,8 +48,15 @@ class ToolCall(RequestModel):
     """A call that an assistant made earlier."""
 
     id: Text | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: FunctionCall
+
+
+# Nothing that the answer's header calls ignored.
+_FOR_TEMPLATES: Any = {
+    **dict.fromkeys(("role", "content", "name", "tool_call_id"), True),
+    "tool_calls": {"__all__": {"id": True, "type": True, "function": {"name": True, "arguments": True}}},
+}
 
 
 class ChatMessage(RequestModel):
@@ -64,7 +71,9 @@ class ChatMessage(RequestModel):
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates take it."""
-        message = self.model_dump(include=set(type(self).model_fields) - {"refusal"}, exclude_none=True)
+        message = self.model_dump(include=_FOR_TEMPLATES, exclude_none=True)
+        for call in message.get("tool_calls", ()):
+            call.setdefault("type", "function")
         if self.role == "developer":  # OpenAI's newer name, which templates don't know
             message["role"] = "system"
         return message

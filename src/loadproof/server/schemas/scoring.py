@@ -22,7 +22,7 @@ class ScoreRequest(RequestModel):
     model: str | None = Field(None, description="The served model's name.")
     context: ScoredText = Field(description="Where empty, the model's BOS token stands for it.")
     continuations: Annotated[list[ScoredText], Field(min_length=1), AtMost(MAX_ENTRIES)]
-    truncate_context: bool = Field(False, description="Cut a context that is too long from the left.")
+    truncate_context: bool | None = Field(None, description="Cut a context that is too long from the left.")
     priority: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     timeout: float | None = Field(None, gt=0, le=1e6, description="Seconds until the request is given up.")
