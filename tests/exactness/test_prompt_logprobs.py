@@ -235,7 +235,7 @@ def test_they_are_the_softmax_of_the_very_logits(baseline: Baseline) -> None:
 def test_they_differ_from_the_oracles_as_bf16_rounding_does(
     baseline: Baseline, text: Text, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rounding the inputs of products to bf16 moves the oracle's own values; ours may be little farther off."""
+    """Rounding products' inputs to bf16 moves the oracle's own values; ours may be a little farther off."""
     tokens = text.tokens[: baseline.size.text]
     exact = text.exact[: len(tokens) - 1].astype(np.float64)
     rounding = text.rounded[: len(tokens) - 1] - exact
