@@ -145,7 +145,8 @@ def check_mode(llm: LLM) -> None:
 def scored(output: RequestOutput, num_scored: int) -> tuple[F32, bool]:
     """From a request with :data:`SCORING_PARAMS`: its last tokens' log-probabilities, and whether greedy."""
     found = output.prompt_logprobs
-    assert isinstance(found, PromptLogprobs)
+    if not isinstance(found, PromptLogprobs):
+        raise ScoreError("a request was aborted before it was scored")
     # A token of rank 1 that isn't the best one shares its place with a lower id: its dict holds both.
     is_greedy = bool((found.token_ranks[-num_scored:] == 1).all()) and all(
         len(position or ()) == 1 for position in found[len(found) - num_scored :]
@@ -189,7 +190,7 @@ def utf8(text: str) -> bytes:
 def is_one(text: object) -> bool:
     """Whether this is one :data:`Text`, rather than a list of them."""
     if isinstance(text, np.ndarray):
-        return text.ndim == 1 and text.dtype.kind not in "UO"
+        return text.ndim == 1 and (len(text) == 0 or not isinstance(text[0], str | Sequence | np.ndarray))
     if isinstance(text, Sequence) and not isinstance(text, str | bytes):
         return len(text) == 0 or isinstance(text[0], int | np.integer)
     return isinstance(text, str)

@@ -260,6 +260,7 @@ def test_ignored_fields_of_calls_reach_no_template() -> None:
     more = {**call, "index": 0, "type": None, "function": {"name": "f", "arguments": "{}", "extra": "\ud800"}}
     message = ChatMessage.model_validate({"role": "assistant", "content": "a", "tool_calls": [more], "x": 1})
     assert message.for_template() == {"role": "assistant", "content": "a", "tool_calls": [call]}
+    assert list(message.for_template()["tool_calls"][0]) == ["id", "type", "function"]
 
 
 @pytest.mark.parametrize("depth", [5, 32, 33, 64, 900, 100_000])

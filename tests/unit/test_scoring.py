@@ -260,8 +260,24 @@ def test_arrays_are_lists(llm: LLM) -> None:
     array: Any = np.array
     contexts, words, ids = ["a", "bc"], [["b", "c"], ["d", "e"]], [[5, 6], [7, 8]]
     assert llm.score(array(contexts), array(words)) == llm.score(contexts, words)
+    assert llm.score(array(ids[0], object), ["a"]) == llm.score(ids[0], ["a"])
     assert llm.score(array(ids), array([ids, ids])) == llm.score(ids, [ids, ids])
     assert llm.score_texts(array(["a b", "c"])) == llm.score_texts(["a b", "c"])
+
+
+def test_a_request_that_a_hook_aborts_is_an_error(directory: Path) -> None:
+    with LLM(directory, max_model_len=64) as other:
+        ended: list[str] = []
+
+        def abort(request_id: str, *_: object) -> None:
+            if not ended:
+                ended.append(request_id)
+                other.engine.abort_request(str(int(request_id) + 1))
+
+        other.on_logits(abort)
+        with pytest.raises(ScoreError, match="aborted before it was scored"):
+            other.score("a", [[5], [6], [7]])
+        assert other.stats()["num_running"] == 0
 
 
 def test_scores_need_log_probabilities(directory: Path) -> None:

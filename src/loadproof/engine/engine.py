@@ -326,7 +326,7 @@ class Engine:
         Waits for a step that another thread is making. Raises :class:`RequestError` where a listener calls
         it within a step.
         """
-        with self._entered():
+        with self._lock.held():
             if self._closed:
                 return
             if self._stepping:

@@ -38,15 +38,23 @@ class FairLock:
     def held_if_free(self) -> Iterator[bool]:
         """Hold the lock, out of turn, unless somebody does, this thread included; gives whether it is held.
 
-        For what may run within any call, :meth:`held` itself too: that one's wait must not end up here.
+        Never waits: for what may run within any call, :meth:`held` itself too.
         """
-        if self._lock.locked():
-            yield False
-            return
-        holding = threading.Lock()
-        with self._lock, holding:  # whoever came first just now lets go of it, whatever this thread does
-            self._holder = (threading.get_ident(), holding)
-            yield True
+        taken: list[bool] = []
+        try:
+            taken.extend(
+                map(self._lock.acquire, (False,))
+            )  # and noted, with no place between for an interrupt
+            if not taken[0]:
+                yield False
+                return
+            holding = threading.Lock()
+            with holding:
+                self._holder = (threading.get_ident(), holding)
+                yield True
+        finally:
+            if True in taken:
+                self._lock.release()
 
     def _is_holder(self, thread: int) -> bool:
         holder, holding = self._holder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
 from loadproof.engine.sampling_params import MAX_TOKENS
 from loadproof.server.schemas.at_most import AtMost
@@ -37,6 +37,10 @@ TextOrObject = Annotated[
 ]
 
 
+def _function_if_null(given: object) -> object:
+    return "function" if given is None else given
+
+
 class FunctionCall(RequestModel):
     """A call that an assistant made earlier."""
 
@@ -48,7 +52,7 @@ class ToolCall(RequestModel):
     """A call that an assistant made earlier."""
 
     id: Text | None = None
-    type: Literal["function"] | None = None
+    type: Annotated[Literal["function"], BeforeValidator(_function_if_null)] = "function"
     function: FunctionCall
 
 
@@ -72,8 +76,6 @@ class ChatMessage(RequestModel):
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates take it."""
         message = self.model_dump(include=_FOR_TEMPLATES, exclude_none=True)
-        for call in message.get("tool_calls", ()):
-            call.setdefault("type", "function")
         if self.role == "developer":  # OpenAI's newer name, which templates don't know
             message["role"] = "system"
         return message
