@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from loadproof.engine.sampling_params import MAX_TOKENS
 from loadproof.server.schemas.at_most import AtMost
@@ -27,6 +27,11 @@ class RequestModel(BaseModel):
     """A body whose values must have just the types that it says; fields it doesn't know are kept apart."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+    @model_serializer(mode="wrap")
+    def _without_unknown(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What an answer's header calls ignored goes nowhere, at any depth."""
+        return {name: value for name, value in dump(self).items() if name in type(self).model_fields}
 
     def unknown_fields(self) -> list[str]:
         """Names of fields that were given and mean nothing here, those of parts as ``messages[0].name``.

@@ -56,13 +56,6 @@ class ToolCall(RequestModel):
     function: FunctionCall
 
 
-# Nothing that the answer's header calls ignored.
-_FOR_TEMPLATES: Any = {
-    **dict.fromkeys(("role", "content", "name", "tool_call_id"), True),
-    "tool_calls": {"__all__": {"id": True, "type": True, "function": {"name": True, "arguments": True}}},
-}
-
-
 class ChatMessage(RequestModel):
     """One message of a chat."""
 
@@ -75,7 +68,7 @@ class ChatMessage(RequestModel):
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates take it."""
-        message = self.model_dump(include=_FOR_TEMPLATES, exclude_none=True)
+        message = self.model_dump(exclude={"refusal"}, exclude_none=True)
         if self.role == "developer":  # OpenAI's newer name, which templates don't know
             message["role"] = "system"
         return message
