@@ -42,9 +42,8 @@ class FairLock:
         """
         taken: list[bool] = []
         try:
-            taken.extend(
-                map(self._lock.acquire, (False,))
-            )  # and noted, with no place between for an interrupt
+            # Taken and noted in one call: there is no place between for an interrupt.
+            taken.extend(map(self._lock.acquire, (False,)))
             if not taken[0]:
                 yield False
                 return
