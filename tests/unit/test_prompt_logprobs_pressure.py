@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from tests.fake_device import VOCAB_SIZE
+from tests.tiny_models import write_model
 from tests.unit.prompt_drive import PROMPT, Served, confirm, other_prompt
 
-from loadproof import SamplingParams
+from loadproof import LLM, SamplingParams
 from loadproof.engine import admission, step_plan
 from loadproof.engine.admission import RequestError
 
@@ -197,3 +201,20 @@ def test_too_many_in_all_are_refused_before_memory_is_taken(monkeypatch: pytest.
         served.ask(PROMPT, 21)
     assert not served.engine.has_unfinished()
     served.score(PROMPT, 20)
+
+
+def test_who_resumes_may_find_what_it_generated_scored_as_anothers_prompt(tmp_path: Path) -> None:
+    """Those blocks lie beyond its own prompt: their scores are no business of its."""
+    prompt = list(range(2, 22))
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, prompt_logprobs=1)
+    shorter = SamplingParams(temperature=0, max_tokens=79, ignore_eos=True, prompt_logprobs=1)
+    sizes: dict[str, Any] = {"num_threads": 1, "max_model_len": 128, "block_size": 16}
+    directory = write_model(tmp_path / "llama", "llama")
+    with LLM(directory, num_blocks_override=11, check_integrity=True, **sizes) as llm:
+        (alone,) = llm.generate([prompt], params)
+        longer = prompt + alone.outputs[0].token_ids[:29]
+        before = llm.stats()["num_resumed_with_hits"]
+        _, found = llm.generate([longer, prompt], [shorter, params])
+        assert llm.stats()["num_resumed_with_hits"] > before
+    assert found.outputs[0].token_ids == alone.outputs[0].token_ids
+    assert found.prompt_logprobs == alone.prompt_logprobs

@@ -240,3 +240,16 @@ def test_scores_of_an_unpublished_block_are_a_fault() -> None:
         pool.check_integrity()
     del pool._scores[1 - block]
     pool.check_integrity()
+
+
+@given(st.integers(1, 20), st.integers(0, 8), st.integers(0, 3))
+def test_of_any_block_what_lies_in_the_prompt_is_taken(num_tokens: int, index: int, num_top: int) -> None:
+    """Blocks beyond the prompt hold what its request generated, which another's prompt may cover."""
+    first = index * BLOCK
+    block = scored(60, num_top).block(first, BLOCK)
+    assert block is not None
+    scores = PromptScores(list(range(num_tokens)), num_top)
+    scores.copy_block(first, block)
+    taken = sorted(set(range(num_tokens - 1)) - set(scores.missing(num_tokens - 1).tolist()))
+    assert taken == list(range(first, min(first + BLOCK, num_tokens - 1)))
+    assert scores.logprobs[taken].tolist() == [-position for position in taken]

@@ -92,10 +92,14 @@ class PromptScores:
         self._num_submitted = 0
 
     def copy_block(self, first: int, block: BlockScores) -> None:
-        """Take over what a cached block that begins at position ``first`` holds, as far as it serves."""
-        if block.num_top < self.num_top:
-            return
+        """Take over what a cached block that begins at position ``first`` holds, as far as it serves.
+
+        A request that resumes may hit blocks beyond its prompt: of what it generated, which was another's
+        prompt.
+        """
         stop = min(first + len(block.logprobs), len(self._states))
+        if block.num_top < self.num_top or stop <= first:
+            return
         if stop == first + len(block.logprobs) and self.targets[stop - 1] != block.next_token:
             stop -= 1
         here, there = slice(first, stop), slice(0, stop - first)
