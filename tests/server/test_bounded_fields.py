@@ -38,8 +38,9 @@ def unbounded(schema: Any, counted: bool = False) -> Iterator[str]:
         yield str(schema)[:200]
     function = schema.get("function", {}) if kind == "function-before" else {}
     owner = getattr(function.get("function"), "__self__", None)
-    for part in schema.values():
-        yield from unbounded(part, isinstance(owner, AtMost))
+    for name, part in schema.items():
+        if name != "serialization":  # how a body is written: it was read and bounded before that
+            yield from unbounded(part, isinstance(owner, AtMost))
 
 
 @pytest.mark.parametrize("kind", sorted(set(requests()), key=str))
