@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadproof.devices.device import I32, I64, Device, ScoreBatch, StepBatch
-from loadproof.engine.request import Request
+from loadproof.engine.request import Rank, Request
 from loadproof.engine.sampling import SamplingTable
 from loadproof.engine.step_plan import Chunk
 
@@ -25,7 +25,8 @@ class Runner:
         limits = device.limits
         self._limits = limits
         self._vocab_size = device.vocab_size
-        self._owners: list[tuple[Request, int] | None] = [None] * limits.max_num_seqs  # and its admission
+        # By rank and admission: the requests themselves would outlive their end here.
+        self._owners: list[tuple[Rank, int] | None] = [None] * limits.max_num_seqs
         self._num_blocks = [0] * limits.max_num_seqs
         # Reserved address space; only pages that requests fill take memory.
         self._tokens = np.zeros((limits.max_num_seqs, limits.max_model_len), np.int32)
@@ -99,7 +100,7 @@ class Runner:
         """The request's slot, with all that is known of it."""
         slot = request.slot
         assert slot is not None
-        if self._owners[slot] != (request, request.num_admissions):
+        if self._owners[slot] != (request.rank, request.num_admissions):
             self._load(slot, request)
         have, now = self._num_blocks[slot], len(request.block_ids)
         if have < now:
@@ -112,7 +113,7 @@ class Runner:
         self._blocks[slot] = 0
         self._num_blocks[slot] = 0
         self._sampling.load(slot, request, self._vocab_size)
-        self._owners[slot] = (request, request.num_admissions)
+        self._owners[slot] = (request.rank, request.num_admissions)
 
 
 def _columns(chunks: list[Chunk]) -> tuple[I64, I64, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:

@@ -11,7 +11,7 @@ class WaitingQueue:
     """Waiting requests by rank; some of them parked until a block's contents exist.
 
     Adding, taking the first and dropping any cost logarithmic time at most, however many there are: a
-    dropped request's entry stays until it comes up, or until such entries outnumber the others.
+    dropped request's entry stays until it comes up, or until such entries outnumber the others, or are all.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,8 @@ class WaitingQueue:
         return set(self._parked)
 
     def _compact(self) -> None:
-        if self._num_dropped > 64 and self._num_dropped > len(self._heap) // 2:
+        dropped, entries = self._num_dropped, len(self._heap)
+        if dropped == entries or (dropped > 64 and dropped > entries // 2):
             self._heap = [entry for entry in self._heap if entry[1].status is RequestStatus.WAITING]
             heapq.heapify(self._heap)
             self._num_dropped = 0
