@@ -60,12 +60,12 @@ class Completion:
     def rewind(self) -> None:
         """Take back the request's tokens that never got here: they are sampled again, the same."""
         del self.request.output_token_ids[self._num_tokens :]
+        if self._logprobs is not None:
+            del self._logprobs[self._num_tokens :]
 
     def abort(self) -> str:
         """End the text where it stands; returns what was held back and may be shown now."""
         self.rewind()  # a token of a step whose results are being handed out may not have got here
-        if self._logprobs is not None:
-            del self._logprobs[self._num_tokens :]
         text = self._stops.push(self._decoder.finish()) + self._stops.finish()
         self._pieces.append(text)
         return text

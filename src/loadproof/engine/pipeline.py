@@ -94,16 +94,14 @@ class Pipeline:
         """Begin again after a failure at any point, with these unfinished requests and their known tokens.
 
         Nothing that was on its way counts, nor anything in the cache. The device comes to its end first.
+        Where this is interrupted it can be done again: a step may still run then, but whatever follows it
+        runs after it.
         """
-        try:
-            for flight in self._flights:
-                # What failed has been raised; what ran doesn't count without it.
-                with suppress(Exception):
-                    flight.step.result()
-        finally:
-            # After an interrupt steps may still run, but whatever follows them runs after them.
-            self._flights.clear()
-            self.scheduler.restart(requests)
+        while self._flights:
+            # What failed has been raised; what ran doesn't count without it.
+            with suppress(Exception):
+                self._flights.popleft().step.result()
+        self.scheduler.restart(requests)
 
     def settle(self) -> None:
         """Once no request is left, wait for what still runs on behalf of those that have finished."""

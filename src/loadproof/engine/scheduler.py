@@ -68,13 +68,11 @@ class Scheduler:
         self.restart(())
 
     def restart(self, requests: Iterable[Request]) -> None:
-        """Hold nothing but these unfinished requests: they wait with the tokens they have."""
-        self.pool.clear()
-        self.waiting = WaitingQueue()
-        self.running: list[Request] = []  # by rank
-        self.leaving: set[Request] = set()  # hold a slot and blocks until their last step is retired
-        self.promises: dict[bytes, Request] = {}  # digests of blocks that a running request will fill
-        self.free_slots = list(range(self.limits.max_num_seqs - 1, -1, -1))
+        """Hold nothing but these unfinished requests: they wait with the tokens they have.
+
+        Reads nothing of what it replaces, so it can be done again where it was interrupted.
+        """
+        waiting = WaitingQueue()
         for request in requests:
             assert not request.finished
             request.let_go()
@@ -82,7 +80,13 @@ class Scheduler:
             if request.prompt_scores is not None:
                 request.prompt_scores.forget_submitted()
             request.status = RequestStatus.WAITING
-            self.waiting.add(request)
+            waiting.add(request)
+        self.pool.clear()
+        self.waiting = waiting
+        self.running: list[Request] = []  # by rank
+        self.leaving: set[Request] = set()  # hold a slot and blocks until their last step is retired
+        self.promises: dict[bytes, Request] = {}  # digests of blocks that a running request will fill
+        self.free_slots = list(range(self.limits.max_num_seqs - 1, -1, -1))
 
     def add(self, request: Request) -> None:
         """Queue a request; its length has been checked against ``max_model_len``."""
