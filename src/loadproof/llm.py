@@ -138,16 +138,18 @@ class LLM:
         (tokenized,) = tokenize_prompts([prompt], self.tokenizer)
         (params,) = self._params(sampling_params, 1)
         deltas: deque[CompletionDelta] = deque()
-        with naming(0, 1):
-            request_id = self.engine.add_request(
-                tokenized.token_ids,
-                params,
-                prompt=tokenized.text,
-                cache_salt=tokenized.cache_salt,
-                on_delta=deltas.append,
-            )
         unfinished = params.n
+        request_id = self.engine.new_request_id()
         try:
+            with naming(0, 1):
+                self.engine.add_request(
+                    tokenized.token_ids,
+                    params,
+                    prompt=tokenized.text,
+                    request_id=request_id,
+                    cache_salt=tokenized.cache_salt,
+                    on_delta=deltas.append,
+                )
             while unfinished:
                 self._step_until(lambda: bool(deltas))
                 delta = deltas.popleft()
@@ -155,7 +157,8 @@ class LLM:
                 yield delta
                 self._check_whole(delta.finish_reason)
         finally:
-            self.engine.abort_when_free(request_id)  # wherever the collector of garbage closes this
+            self.engine.leave((request_id,))
+            self.engine.abort_when_free()  # it never waits: the collector of garbage may close this anywhere
 
     @overload
     def score(  # type: ignore[overload-overlap]
@@ -254,28 +257,31 @@ class LLM:
                 with self.engine.exclusive():  # no step of another thread's before all are known to be served
                     for index, (prompt, one, rank) in enumerate(zip(prompts, each, ranks, strict=True)):
                         with naming(index, len(prompts)):
-                            request_ids.append(self._add(prompt, one, rank, receive))
+                            request_ids.append(self.engine.new_request_id())
+                            self._add(request_ids[-1], prompt, one, rank, receive)
                 self._step_until(lambda: len(outputs) == len(request_ids))
             for output in outputs.values():
                 for completion in output.outputs:
                     self._check_whole(completion.finish_reason)
             return [outputs[request_id] for request_id in request_ids]
         finally:
-            # After an error or an interrupt nothing of this call stays behind.
-            for request_id in request_ids:
-                self.engine.abort_request(request_id)
+            # After an error or an interrupt nothing of this call stays behind, whatever else interrupts this.
+            self.engine.leave(request_ids)
+            self.engine.abort_when_free()
 
     def _add(
         self,
+        request_id: str,
         prompt: TokenizedPrompt,
         params: SamplingParams,
         priority: int,
         receive: Callable[[RequestOutput], None],
-    ) -> str:
-        return self.engine.add_request(
+    ) -> None:
+        self.engine.add_request(
             prompt.token_ids,
             params,
             prompt=prompt.text,
+            request_id=request_id,
             priority=priority,
             cache_salt=prompt.cache_salt,
             on_output=receive,
@@ -285,10 +291,12 @@ class LLM:
         """Move all requests on until ``done``, which the steps of other threads may bring about too."""
         while not done():
             with self.engine.exclusive():
-                if not done():
-                    if not self.engine.has_unfinished():
-                        raise InterruptedCallError
-                    self.engine.step()
+                is_working = self.engine.has_unfinished()  # first: it may bring that about by what it ends
+                if done():
+                    return
+                if not is_working:
+                    raise InterruptedCallError
+                self.engine.step()
 
     def _check_whole(self, reason: FinishReason | None) -> None:
         """Refuse what ended because the model was closed, or a step failed; an abort somebody asked for."""

@@ -157,4 +157,4 @@ class Device(Protocol):
         """
 
     def close(self) -> None:
-        """Release threads and memory; the device is unusable afterwards."""
+        """Release threads and memory; the device is unusable afterwards. Safe to call again."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ class _Group:
     on_start: Callable[[], None] | None
     on_delta: Callable[[CompletionDelta], None] | None
     on_output: Callable[[RequestOutput], None] | None
+    ending: FinishReason | None = None  # from when on it is being cut off, for that reason
 
     @property
     def finished(self) -> bool:
@@ -87,9 +89,16 @@ class Engine:
         self._seeds = SeedSource(seed)
         self._groups: dict[str, _Group] = {}
         self._started: list[Request] = []  # whose listeners have not been told, nor those of its group
+        self._names = itertools.count()
         self._lock = FairLock()
+        self._unsure = 0  # changes of the books that have begun and not come to their end
+        self._busy = False  # within a change that calls listeners: what they call is a part of it
         self._left: deque[str] = deque()  # requests that nobody waits for, to be aborted
-        self._stepping = False
+        self.leave: Callable[[Iterable[str]], None] = self._left.extend
+        """Have requests aborted as the first thing that is done to the engine next.
+
+        Not a function of Python's: no interrupt comes before it has begun, or divides it.
+        """
         self._closed = False
         self._counters = dict.fromkeys(
             (
@@ -137,6 +146,10 @@ class Engine:
         check_placing(priority, cache_salt, self.scheduling.policy)
         return ids
 
+    def new_request_id(self) -> str:
+        """A name that is given once: whoever knows it first can abort the request wherever adding ends."""
+        return str(next(self._names))
+
     def add_request(
         self,
         prompt_token_ids: Sequence[int],
@@ -161,62 +174,78 @@ class Engine:
         with self._entered():
             if self._closed:
                 raise ClosedError("the engine is closed")
-            name = str(self._counters["num_requests"]) if request_id is None else request_id
+            name = self.new_request_id() if request_id is None else request_id
             if name in self._groups:
                 raise RequestError(f"request id {name!r} is in use")
             requests = self._requests(name, ids, params, priority, cache_salt)
             completions = [Completion(request, self.tokenizer) for request in requests]
-            self._counters["num_requests"] += 1  # first, so that no name is given twice whatever interrupts
-            try:
-                self._groups[name] = _Group(name, prompt, ids, completions, on_start, on_delta, on_output)
-                for request in requests:
-                    self._pipeline.scheduler.add(request)
-            except BaseException:
-                self._groups.pop(name, None)
-                if not self._stepping:
-                    self._restart()
-                raise
+            group = _Group(name, prompt, ids, completions, on_start, on_delta, on_output)
+            self._unsure += 1
+            for request in requests:
+                self._pipeline.scheduler.add(request)
+            self._counters["num_requests"] += 1
+            self._groups[name] = group  # last: a restart drops what isn't here
+            self._unsure -= 1
             return name
 
     def abort_request(self, request_id: str) -> bool:
         """End a request and free what it holds; its listener gets what there is. False if it is unknown."""
         with self._entered():
-            found = self._abort(request_id)
-            if not self._stepping:
-                self._settle_if_idle()
-            return found
+            group = self._groups.get(request_id)
+            if group is None:
+                return False
+            if self._busy:
+                self._end(group, "abort")
+            else:
+                self._left.append(request_id)
+                self._catch_up()
+            return True
 
-    def abort_when_free(self, request_id: str) -> None:
-        """End a request now if nobody uses the engine, or else as the first thing that is done to it next.
+    def abort_when_free(self, *request_ids: str) -> None:
+        """End these and all that were left, now if nobody uses the engine, or else before its next call.
 
         Never waits, wherever it is called: the garbage collector closes what was dropped, and runs within
         any call, the engine's own too.
         """
-        self._left.append(request_id)
+        self.leave(request_ids)
         with self._lock.held_if_free() as is_held:
             if is_held:
-                self._abort_left()
+                self._catch_up()
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        """Hold the lock, for a call that no dropped request should show in."""
+        """Hold the lock, for a call that neither a broken off change nor a dropped request should show in."""
         with self._lock.held():
-            if not self._stepping:
-                self._abort_left()
+            if not self._busy:
+                self._catch_up()
             yield
 
-    def _abort_left(self) -> None:
-        while self._left:
-            request_id = self._left[0]  # and there until that is done, whatever interrupts
-            self._abort(request_id)
-            self._settle_if_idle()
-            with suppress(ValueError):  # a listener's own call was faster
-                self._left.remove(request_id)
+    def _catch_up(self) -> None:
+        """Begin again if a change was broken off, and end the requests that nobody waits for.
 
-    def _abort(self, request_id: str, reason: FinishReason = "abort") -> bool:
-        group = self._groups.get(request_id)
-        if group is None:
-            return False
+        Wherever this is broken off itself, the next call does the rest.
+        """
+        if not (self._unsure or self._left):
+            return
+        self._busy = True
+        try:
+            if self._unsure:
+                self._restart()
+            self._unsure += 1
+            while self._left:
+                group = self._groups.get(self._left[0])
+                if group is not None:
+                    self._end(group, group.ending or "abort")
+                self._left.popleft()  # last, so that it is done again where it was not done
+            self._settle_if_idle()
+            self._unsure -= 1
+        finally:
+            self._busy = False
+
+    def _end(self, group: _Group, reason: FinishReason) -> None:
+        """Cut a group off, and hand it out as it is."""
+        self._unsure += 1
+        group.ending = reason
         try:
             for completion in group.completions:
                 if not completion.request.finished:
@@ -226,10 +255,9 @@ class Engine:
                         group.on_delta(completion.delta(text, num_tokens=0))
         except BaseException:
             group.on_delta = None  # it hears no more of a request that ends all the same
-            self._abort(request_id, reason)
             raise
         self._complete(group)
-        return True
+        self._unsure -= 1
 
     def has_unfinished(self) -> bool:
         """Whether another step has work."""
@@ -242,55 +270,67 @@ class Engine:
         Raises :class:`RequestError` where a listener calls it: the step that called that is not over.
         """
         with self._entered():
-            if self._stepping:
+            if self._busy:
                 raise RequestError("no step, and so no generate, from within a step's own callback")
-            self._stepping = True
+            if not self._pipeline.has_work():
+                return
             try:
                 self._step()
-            finally:
-                self._stepping = False
+            except BaseException:
+                with suppress(Exception):  # what failed first is told; the next call does the rest
+                    self._catch_up()
+                raise
 
     def _step(self) -> None:
-        if not self._pipeline.has_work():
-            return
+        self._unsure += 1
+        self._busy = True
         try:
             report = self._pipeline.advance()
-            self._started += self._pipeline.scheduler.newly_started
+            self._take_started()
             while self._started:
-                self._tell_start(self._started.pop(0))
+                self._tell_start(self._started[0])
+                del self._started[0]
             if report is not None:
                 for token in report.new_tokens:
                     self._show(token)
-        except BaseException:
-            self._restart()
-            raise
-        self._settle_if_idle()
+            self._settle_if_idle()
+        finally:
+            self._busy = False
+        self._unsure -= 1
 
     def _settle_if_idle(self) -> None:
         """With no request left, take back what the step in flight still holds for finished ones."""
-        if self._pipeline.scheduler.has_unfinished():
-            return
-        try:
+        if not self._pipeline.scheduler.has_unfinished():
             self._pipeline.settle()
-        except BaseException:
-            self._restart()
-            raise
 
     def _restart(self) -> None:
-        """Have all requests go on from what their listeners know: what a failed step did is unsure."""
-        self._started += self._pipeline.scheduler.newly_started  # to be told once by the next step
+        """Have all requests go on from what their listeners know: what a broken off change did is unsure.
+
+        It comes to the same wherever one before was broken off.
+        """
+        self._take_started()
         unfinished = []
         for group in self._groups.values():
             for completion in group.completions:
+                completion.rewind()
                 if not completion.request.finished:
-                    completion.rewind()
                     unfinished.append(completion.request)
         self._pipeline.restart(unfinished)
+        self._left.extend(name for name, group in self._groups.items() if group.ending is not None)
+        self._unsure = 0
+
+    def _take_started(self) -> None:
+        """Note whom to tell of their start; a listener is told once, however often its group is noted."""
+        started = self._pipeline.scheduler.newly_started
+        self._started += started
+        started.clear()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, those that running requests compute included; always true."""
         with self._entered():
+            self._unsure += 1
             self._pipeline.scheduler.reset_prefix_cache()
+            self._unsure -= 1
             return True
 
     def stats(self) -> dict[str, int]:
@@ -321,21 +361,21 @@ class Engine:
             ]
 
     def close(self) -> None:
-        """Abort every request and close the device; safe to call again.
+        """Abort every request and close the device; safe to call again, also where it was broken off.
 
         Waits for a step that another thread is making. Raises :class:`RequestError` where a listener calls
         it within a step.
         """
         with self._lock.held():
-            if self._closed:
-                return
-            if self._stepping:
+            if self._busy:
                 raise RequestError("the engine cannot be closed from within a step's own callback")
             self._closed = True
-            for request_id in list(self._groups):
-                self._abort(request_id)
-            self._pipeline.restart(())
-            self.device.close()
+            try:
+                self._unsure += 1  # no matter how what still runs will end
+                self._left.extend(self._groups)
+                self._catch_up()
+            finally:
+                self.device.close()
 
     def _requests(
         self, name: str, ids: list[int], params: SamplingParams, priority: int, cache_salt: str | None
@@ -359,7 +399,7 @@ class Engine:
         try:
             on_start()
         except BaseException:
-            self._abort(request.request_id, "error")
+            group.ending = "error"
             raise
 
     def _show(self, token: NewToken) -> None:
@@ -380,7 +420,7 @@ class Engine:
                 self._complete(group)
         except BaseException:
             # Half brought up to date, it must not go on: another thread may be waiting for it.
-            self._abort(request.request_id, "error")
+            group.ending = "error"
             raise
 
     def _complete(self, group: _Group) -> None:
@@ -388,8 +428,8 @@ class Engine:
         if not group.finished or self._groups.get(group.request_id) is not group:
             return
         output = group.output()
-        del self._groups[group.request_id]
         aborted = any(completion.finish_reason in CUT_OFF for completion in output.outputs)
+        del self._groups[group.request_id]
         self._counters["num_aborted" if aborted else "num_finished"] += 1
         if group.on_output is not None:
             group.on_output(output)
