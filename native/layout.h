@@ -14,6 +14,10 @@ constexpr int kRowBlock = 320;       // most rows that a thread takes at once wh
 constexpr int kRowsPerThread = 128;  // from this many a thread on, rows are divided instead of columns
 constexpr int kScoreRows = 128;      // rows whose logits are there at once to be scored
 constexpr int kShareUnit = 4;        // panels: a multiple of every level's group, and of a gate and its up
+// Work that threads share is taken in pieces: a product's panels, and so many pieces of rows a thread. Small
+// enough for threads to end together, and not so small that keys which rows have in common are read in vain.
+constexpr int kPiecePanels = 8;
+constexpr int kPieces = 8;
 
 constexpr int ceil_div(int x, int by) { return (x + by - 1) / by; }
 constexpr int round_up(int x, int to) { return ceil_div(x, to) * to; }

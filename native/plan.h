@@ -1,9 +1,9 @@
 // A model as a list of steps, and the machine that runs them for any mix of rows.
 //
 // Few rows: every step is shared by all threads, column by column, with a barrier after it, so each weight is
-// read from memory once. Many rows: threads take blocks of rows and run a whole layer for their block, all
-// its intermediate values in their own cache; the one barrier a layer stands before attention, which reads
-// keys of every row. Which way runs makes no difference to any bit.
+// read from memory once (division.h). Many rows: threads take blocks of rows and run a whole layer for their
+// block, all its intermediate values in their own cache; the one barrier a layer stands before attention,
+// which reads keys of every row. Which way runs makes no difference to any bit.
 #pragma once
 
 #include <atomic>
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "batch.h"
+#include "division.h"
 #include "kernels.h"
 #include "matrix.h"
 #include "threads.h"
@@ -113,16 +114,18 @@ class Plan {
   void measure(const QkvStep& step);
   void allocate();
   void index_rows(const Batch& batch);
-  void run_by_columns(int thread);
+  void run_by_columns(Division::Member& member);
   void run_by_rows(int thread);
   void embed_rows(int begin, int end);
   void keep_hidden(int thread);
-  void run_scores(int thread);
-  void run_output(int thread);
-  void run_logits(int thread, const bf16* hidden, int num_rows);
+  void run_scores(Division::Member& member);
+  void run_output(Division::Member& member);
+  void run_logits(Division::Member& member, const bf16* hidden, int num_rows);
 
   Rows rows_of(int begin, int end, Arena& arena);
-  void run_step(const Step& step, const Rows& rows, int part, int parts, int thread);
+  void run_whole(const Step& step, const Rows& rows, int thread);
+  void run_shared(const Step& step, const Rows& rows, Division::Member& member);
+  void share_panels(LinearArgs args, int num_rows, const bf16* next, Division::Member& member);
   NormArgs norm_args(const NormStep& step, const Rows& rows) const;
   LinearArgs linear_args(const LinearStep& step, const Rows& rows) const;
   QkvArgs qkv_args(const QkvStep& step, const Rows& rows) const;
@@ -139,6 +142,7 @@ class Plan {
   PlanConfig config_;
   const Kernels* kernels_;
   ThreadPool pool_;
+  Division division_{pool_.size()};
   std::vector<Step> steps_;
   std::shared_ptr<const Matrix> embedding_;
   float embedding_scale_ = 1.0f;

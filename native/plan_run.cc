@@ -53,15 +53,17 @@ void Plan::run(const Batch& batch, std::span<const SampleParams> params, std::sp
   const int blocks = threads * std::max(1, ceil_div(num_rows_, threads * kRowBlock));
   row_block_ = round_up(ceil_div(num_rows_, blocks), kRowTile);
   for (auto& counter : counters_) counter.store(0, std::memory_order_relaxed);
+  division_.reset();
   pool_.run([&](int thread) {
     kernels_->begin_thread();
+    Division::Member member(division_, thread);
     if (by_rows)
       run_by_rows(thread);
     else if (num_rows_ > 0)
-      run_by_columns(thread);
+      run_by_columns(member);
     if (config_.keeps_hidden || batch_.scores()) keep_hidden(thread);
-    run_scores(thread);
-    run_output(thread);
+    run_scores(member);
+    run_output(member);
     kernels_->end_thread();
   });
 }
@@ -79,14 +81,13 @@ Plan::Rows Plan::rows_of(int begin, int end, Arena& arena) {
 }
 
 // Every step is shared by all threads.
-void Plan::run_by_columns(int thread) {
-  const int parts = pool_.size();
-  const auto [first, last] = share(num_rows_, thread, parts, 1);
+void Plan::run_by_columns(Division::Member& member) {
+  const auto [first, last] = share(num_rows_, member.thread(), pool_.size(), 1);
   embed_rows(first, last);
   pool_.barrier();
   const Rows rows = rows_of(0, num_rows_, arenas_[0]);
   for (const Step& step : steps_) {
-    run_step(step, rows, thread, parts, thread);
+    run_shared(step, rows, member);
     pool_.barrier();
   }
 }
@@ -100,7 +101,7 @@ void Plan::run_by_rows(int thread) {
       const int end = std::min(begin + row_block_, num_rows_);
       if (i == 0) embed_rows(begin, end);
       const Rows rows = rows_of(begin, end, arenas_[size(thread)]);
-      for (const Step& step : segments_[i]) run_step(step, rows, 0, 1, thread);
+      for (const Step& step : segments_[i]) run_whole(step, rows, thread);
     }
     pool_.barrier();
   }
@@ -134,8 +135,8 @@ void Plan::keep_hidden(int thread) {
 }
 
 // Logits of so many rows at a time that each weight is used often for once that it is read.
-void Plan::run_scores(int thread) {
-  const int parts = pool_.size(), stride = row_stride(config_.hidden_size);
+void Plan::run_scores(Division::Member& member) {
+  const int thread = member.thread(), parts = pool_.size(), stride = row_stride(config_.hidden_size);
   const int total = static_cast<int>(batch_.hidden_rows.size());
   bf16* gathered = arenas_[0].normed.as<bf16>();
   for (int begin = 0; begin < total; begin += kScoreRows) {
@@ -146,7 +147,7 @@ void Plan::run_scores(int thread) {
                   hidden_.as<bf16>() + size(batch_.hidden_rows[size(begin + row)]) * size(stride),
                   size(stride) * sizeof(bf16));
     pool_.barrier();
-    run_logits(thread, gathered, count);
+    run_logits(member, gathered, count);
     for (int row = thread; row < count; row += parts)
       kernels_->score_row(logits_.as<float>() + size(row) * size(config_.vocab_size), config_.vocab_size,
                           batch_.score_tops[size(begin + row)], config_.logprobs_mode, sample_scratch(thread),
@@ -155,23 +156,23 @@ void Plan::run_scores(int thread) {
   }
 }
 
-void Plan::run_output(int thread) {
+void Plan::run_output(Division::Member& member) {
   if (num_logits_ == 0) return;
-  const int parts = pool_.size();
+  const int thread = member.thread(), parts = pool_.size();
   NormArgs norm = norm_args(*output_norm_, rows_of(0, 0, arenas_[0]));
   norm.x = residual_.as<float>();
   norm.gather = batch_.logits_rows.data();
   const auto [first, last] = share(num_logits_, thread, parts, 1);
   kernels_->norm(norm, first, last);
   pool_.barrier();
-  run_logits(thread, norm.out_bf16, num_logits_);
+  run_logits(member, norm.out_bf16, num_logits_);
   for (int row = thread; row < num_logits_; row += parts)
     kernels_->sample_row(logits_.as<float>() + size(row) * size(config_.vocab_size), config_.vocab_size,
                          params_[size(row)], sample_scratch(thread), &results_[size(row)]);
 }
 
 // Logits of normed rows [num_rows, row_stride(hidden_size)]; all are there when this returns.
-void Plan::run_logits(int thread, const bf16* hidden, int num_rows) {
+void Plan::run_logits(Division::Member& member, const bf16* hidden, int num_rows) {
   LinearArgs linear{};
   linear.a = hidden;
   linear.a_stride = row_stride(config_.hidden_size);
@@ -180,48 +181,69 @@ void Plan::run_logits(int thread, const bf16* hidden, int num_rows) {
   linear.softcap = output_softcap_;
   linear.out = logits_.as<float>();
   linear.out_columns = linear.out_stride = config_.vocab_size;
-  linear.next = linear.weight.data;  // nothing follows: any memory that is there
-  const auto [panel, panel_end] = share(linear.weight.panels(), thread, pool_.size(), kShareUnit);
-  kernels_->linear(linear, 0, num_rows, panel, panel_end, scratch(thread));
+  share_panels(linear, num_rows, linear.weight.data, member);  // nothing follows: any memory that is there
   pool_.barrier();
 }
 
-// Part `part` of `parts` of a step over a row block.
-void Plan::run_step(const Step& step, const Rows& rows, int part, int parts, int thread) {
-  if (const auto* s = std::get_if<NormStep>(&step)) {
-    const auto [first, last] = share(rows.count(), part, parts, 1);
-    kernels_->norm(norm_args(*s, rows), first, last);
-  } else if (const auto* s = std::get_if<LinearStep>(&step)) {
-    LinearArgs args = linear_args(*s, rows);
-    if (parts > 1 || rows.count() < kRowsPerThread) args.next = next_weights(step, part, parts);
-    const auto [first, last] = share(args.weight.panels(), part, parts, kShareUnit);
-    kernels_->linear(args, 0, rows.count(), first, last, scratch(thread));
-  } else if (const auto* s = std::get_if<QkvStep>(&step)) {
-    // Items are (row, kv head) pairs when rows are too few to divide.
-    const QkvArgs args = qkv_args(*s, rows);
-    if (rows.count() >= parts) {
-      const auto [first, last] = share(rows.count(), part, parts, 1);
-      kernels_->qkv(args, rows.batch, first, last, 0, s->shape.num_kv_heads);
-    } else {
-      const auto [first, last] = share(s->shape.num_kv_heads, part, parts, 1);
-      kernels_->qkv(args, rows.batch, 0, rows.count(), first, last);
-    }
+// A step over a block of rows, by one thread.
+void Plan::run_whole(const Step& step, const Rows& rows, int thread) {
+  const int count = rows.count();
+  if (const auto* norm = std::get_if<NormStep>(&step)) {
+    kernels_->norm(norm_args(*norm, rows), 0, count);
+  } else if (const auto* linear = std::get_if<LinearStep>(&step)) {
+    LinearArgs args = linear_args(*linear, rows);
+    if (count < kRowsPerThread) args.next = next_weights(step, 0, 1);
+    kernels_->linear(args, 0, count, 0, args.weight.panels(), scratch(thread));
+  } else if (const auto* qkv = std::get_if<QkvStep>(&step)) {
+    kernels_->qkv(qkv_args(*qkv, rows), rows.batch, 0, count, 0, qkv->shape.num_kv_heads);
   } else {
-    const auto& a = std::get<AttentionStep>(step);
-    const AttentionArgs args = attention_args(a, rows);
-    if (parts == 1) {
-      kernels_->attention(args, rows.batch, 0, rows.count(), 0, a.shape.num_kv_heads, scratch(thread));
-    } else if (rows.count() >= 4 * parts) {
-      const auto [first, last] = share(rows.count(), part, parts, 1);
-      kernels_->attention(args, rows.batch, first, last, 0, a.shape.num_kv_heads, scratch(thread));
-    } else {
-      const int items = rows.count() * a.shape.num_kv_heads;
-      for (int i = part; i < items; i += parts) {
-        const int row = i / a.shape.num_kv_heads, group = i % a.shape.num_kv_heads;
-        kernels_->attention(args, rows.batch, row, row + 1, group, group + 1, scratch(thread));
-      }
-    }
+    const auto& attention = std::get<AttentionStep>(step);
+    kernels_->attention(attention_args(attention, rows), rows.batch, 0, count, 0,
+                        attention.shape.num_kv_heads, scratch(thread));
   }
+}
+
+// A thread's pieces of a step over all rows.
+void Plan::run_shared(const Step& step, const Rows& rows, Division::Member& member) {
+  const int parts = pool_.size(), count = rows.count(), thread = member.thread();
+  const int few_rows = std::max(1, count / (kPieces * parts));
+  if (const auto* norm = std::get_if<NormStep>(&step)) {
+    const NormArgs args = norm_args(*norm, rows);
+    member.run(count, 1, few_rows, [&](int begin, int end, int) { kernels_->norm(args, begin, end); });
+  } else if (const auto* linear = std::get_if<LinearStep>(&step)) {
+    share_panels(linear_args(*linear, rows), count, next_weights(step, thread, parts), member);
+  } else if (const auto* qkv = std::get_if<QkvStep>(&step)) {
+    const QkvArgs args = qkv_args(*qkv, rows);
+    const int groups = qkv->shape.num_kv_heads;
+    if (count >= parts)
+      member.run(count, 1, few_rows,
+                 [&](int begin, int end, int) { kernels_->qkv(args, rows.batch, begin, end, 0, groups); });
+    else
+      member.run(groups, 1, 1,
+                 [&](int begin, int end, int) { kernels_->qkv(args, rows.batch, 0, count, begin, end); });
+  } else {
+    const auto& attention = std::get<AttentionStep>(step);
+    const AttentionArgs args = attention_args(attention, rows);
+    const int groups = attention.shape.num_kv_heads;
+    if (count >= 4 * parts)
+      member.run(count, 1, few_rows, [&](int begin, int end, int) {
+        kernels_->attention(args, rows.batch, begin, end, 0, groups, scratch(thread));
+      });
+    else  // rows are too few to divide: their heads are
+      member.run(count * groups, 1, 1, [&](int item, int, int) {
+        const int row = item / groups, group = item % groups;
+        kernels_->attention(args, rows.batch, row, row + 1, group, group + 1, scratch(thread));
+      });
+  }
+}
+
+// A thread's panels of a product of `num_rows` rows; the weights at `next` are asked for after its share.
+void Plan::share_panels(LinearArgs args, int num_rows, const bf16* next, Division::Member& member) {
+  const std::ptrdiff_t panel = static_cast<std::ptrdiff_t>(args.weight.k_padded) * kLanes;
+  member.run(args.weight.panels(), kShareUnit, kPiecePanels, [&](int begin, int end, int share_end) {
+    args.next = end < share_end ? args.weight.data + end * panel : next;
+    kernels_->linear(args, 0, num_rows, begin, end, scratch(member.thread()));
+  });
 }
 
 // Where a part's share of the weights after `step` begins.

@@ -4,13 +4,9 @@
 #include <stdexcept>
 #include <utility>
 
+#include "layout.h"
+
 namespace loadproof {
-namespace {
-
-std::size_t size(std::int32_t x) { return static_cast<std::size_t>(x); }
-
-}  // namespace
-
 StepQueue::StepQueue(Plan& plan)
     : plan_(plan),
       last_tokens_(size(plan.config().max_num_seqs)),

@@ -6,9 +6,13 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import pytest
+from tests.exactness.drive import alone, first_difference, make_device
 from tests.tiny_models import TINY
 from tests.unit.test_cpu_device import GOOD, LIMITS
 
+from loadproof import _native
 from loadproof.devices.cpu import CpuDevice
 
 MODEL = TINY["llama"]
@@ -29,6 +33,21 @@ except RuntimeError as error:
 CpuDevice(model.graph, model.source, LIMITS, num_threads=2).close()
 print("alive")
 """
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 7, 16])
+def test_who_takes_which_piece_of_a_step_changes_no_bit(num_threads: int) -> None:
+    """More threads than cores: some are late, and others take what is left of their shares."""
+    isa = _native.available_levels()[0]
+    tokens = np.random.default_rng(num_threads).integers(0, MODEL.graph.vocab_size, 129).tolist()
+    one = make_device(MODEL.graph, MODEL.source, isa)
+    many = make_device(MODEL.graph, MODEL.source, isa, num_threads=num_threads)
+    for count in (1, 2, 3, 5, 8, 17, 33, 64, 129):
+        expected = alone(one, tokens[:count])
+        for _ in range(5):
+            assert first_difference(alone(many, tokens[:count]), expected) is None
+    one.close()
+    many.close()
 
 
 def test_steps_from_several_threads_are_right_or_refused() -> None:
