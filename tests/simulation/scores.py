@@ -9,7 +9,7 @@ from tests.simulation.model import Truth, scores_of
 
 from loadproof.engine.block_pool import BlockPool
 from loadproof.engine.kept_scores import MOST_TOP_KEPT
-from loadproof.engine.prompt_scores import PromptScores
+from loadproof.engine.prompt_scores import BlockScores, PromptScores
 from loadproof.engine.step_plan import Chunk
 
 
@@ -46,11 +46,10 @@ class ScoreBook:
         """How many positions from the first on have their scores."""
         return next(at for at in range(self.num_positions + 1) if at not in self.landed)
 
-    def admitted(self, pool: BlockPool, hits: list[int], size: int) -> int:
-        """The request runs with these cached blocks: how many scores it needs no more, as they have them."""
+    def admitted(self, known: list[BlockScores | None], size: int) -> int:
+        """The request runs, and this is known of its first blocks: how many scores it needs no more."""
         covered: set[int] = set()
-        for index, block in enumerate(hits):
-            kept = pool.scores_of(block)
+        for index, kept in enumerate(known):
             if kept is None or kept.num_top < self.scores.num_top:
                 continue
             stop = min((index + 1) * size, self.num_positions)
@@ -92,9 +91,11 @@ class ScoreBook:
             begin, end = index * size, (index + 1) * size
             if index >= request.num_published_blocks or pool.key_of(request.block_ids[index]) is None:
                 continue
-            if end <= self.num_positions and self.landed.issuperset(range(begin, end)):
+            here = range(begin, min(end, self.num_positions))
+            if end <= request.num_prompt_tokens and self.landed.issuperset(here):
                 kept = pool.scores_of(request.block_ids[index])
-                if kept is None or kept.num_top < self.scores.num_top:
+                least = (self.scores.num_top, len(here))  # wider ones count for more than longer ones
+                if kept is None or (kept.num_top, len(kept.logprobs)) < least:
                     raise ViolationError(f"{request.key}: the scores of its block {index} are not kept")
 
     def restarted(self) -> None:

@@ -17,6 +17,7 @@ from tests.simulation.summary import Summary
 
 from loadproof.devices.device import DeviceLimits, ScoreResult
 from loadproof.engine.block_pool import BlockKey
+from loadproof.engine.prompt_scores import BlockScores
 from loadproof.engine.request import Rank, Request, RequestStatus
 from loadproof.engine.scheduler import Scheduler, SchedulerOptions
 from loadproof.engine.step_plan import Chunk
@@ -37,6 +38,9 @@ class Subject:
     num_known: int = 0  # tokens: prompt, output, and what submitted steps sample
     newest_step: int = -1
     book: ScoreBook | None = None
+    last_scores: BlockScores | None = (
+        None  # of a cached block that its last token filled, when it was admitted
+    )
 
 
 class WatchedScheduler(Scheduler):
@@ -52,6 +56,10 @@ class WatchedScheduler(Scheduler):
         chunks = super().schedule()
         self._watch.planned(self, before, chunks)
         return chunks
+
+    def _start(self, request: Request, hits: list[int]) -> None:
+        self._watch.starting(self, request, len(hits))
+        super()._start(request, hits)
 
     def retire(self, chunk: Chunk, token_id: int | None, scores: ScoreResult | None = None) -> bool:
         """See :meth:`Scheduler.retire`."""
@@ -102,6 +110,16 @@ class Watch:
             if subject.book is not None:
                 subject.book.restarted()
         self._top = None
+
+    def starting(self, scheduler: Scheduler, request: Request, num_hits: int) -> None:
+        """A request is about to run: a block that it will compute again for its last token may be cached."""
+        subject = self._subjects[request]
+        subject.last_scores = None
+        if (num_hits + 1) * self._limits.block_size != request.num_tokens:
+            return
+        for block, (key, name) in self._published.items():
+            if name == self._name(subject, num_hits) and scheduler.pool.key_of(block) is key:
+                subject.last_scores = scheduler.pool.scores_of(block)
 
     def planned(self, scheduler: Scheduler, before: list[tuple[Request, int]], chunks: list[Chunk]) -> None:
         """A step has been planned; ``before`` are those that ran already, with their missing tokens."""
@@ -210,8 +228,9 @@ class Watch:
         elif num_hits and not self._options.enable_prefix_caching:
             raise ViolationError(f"{request.key} has hits without a cache")
         if subject.book is not None:
-            hits = request.block_ids[:num_hits]
-            self.summary.scores_from_cache += subject.book.admitted(scheduler.pool, hits, size)
+            known = [scheduler.pool.scores_of(block) for block in request.block_ids[:num_hits]]
+            known.append(subject.last_scores)
+            self.summary.scores_from_cache += subject.book.admitted(known, size)
         subject.admission = request.num_admissions
         subject.generation = self.generation
         subject.next_start = start

@@ -133,8 +133,21 @@ def test_cached_blocks_are_neither_computed_nor_scored_again(length: int, k: int
     prompt = PROMPT[:length]
     assert served.score(prompt, k) == (length, length - 1)
     hits = (length - 1) // 16 * 16
+    fills_block = length % 16 == 0  # which is computed again for the last token, but not scored
     for _ in range(2):
-        assert served.score(prompt, k) == (length - hits, length - 1 - hits)
+        assert served.score(prompt, k) == (length - hits, 0 if fills_block else length - 1 - hits)
+
+
+def test_a_last_block_serves_prompts_that_go_on_and_larger_k() -> None:
+    served = Served()
+    assert served.score(PROMPT[:32], 2) == (32, 31)
+    assert served.score(PROMPT[:32], 5) == (16, 31)
+    assert served.score(PROMPT[:32], 5) == (16, 0)
+    # What the block's last position predicts was not known.
+    assert served.score(PROMPT[:40], 2) == (8, 8)
+    assert served.score(PROMPT[:32], 5) == (16, 0)
+    assert served.score(PROMPT[:40], 5) == (8, 8)
+    assert served.score([*PROMPT[:32], 251], 5) == (1, 1)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([0, 1, 5, 20])))

@@ -119,8 +119,20 @@ def test_a_block_is_kept_once_all_of_it_is_scored() -> None:
 
 
 def test_a_full_block_at_the_end_of_a_prompt_lacks_its_last_score() -> None:
-    assert scored(8).block(4, BLOCK) is None
-    assert scored(9).block(4, BLOCK) is not None
+    """It serves the same prompt again, and one that goes on but for the token it goes on with."""
+    assert scored(7).block(4, BLOCK) is None, "the prompt does not fill it"
+    block = scored(8).block(4, BLOCK)
+    assert block is not None
+    assert (block.next_token, block.logprobs.tolist()) == (None, [-4.0, -5.0, -6.0])
+    for num_tokens, missing in ((7, []), (8, []), (9, [7]), (11, [7, 8, 9])):
+        other = PromptScores(list(range(num_tokens)), 2)
+        score(other, 0, 1, 2, 3)
+        other.copy_block(4, block)
+        assert other.missing(num_tokens - 1).tolist() == missing
+        assert other.logprobs[4:7].tolist() == [-4.0, -5.0, -6.0][: num_tokens - 5]
+    partly = PromptScores(list(range(8)), 1)
+    score(partly, 4, 5)
+    assert partly.block(4, BLOCK) is None
 
 
 def test_what_is_kept_is_a_copy() -> None:
@@ -209,6 +221,21 @@ def test_the_pool_keeps_the_most_that_is_known_of_a_block() -> None:
         assert kept is not None
         assert kept.num_top == most
     pool.check_integrity()
+
+
+def test_the_pool_keeps_scores_that_reach_the_next_block() -> None:
+    pool = BlockPool(1)
+    (block,) = pool.allocate(1)
+    pool.publish(block, _key("a"))
+    whole, short = _kept(1), scored(4, 1).block(0, BLOCK)
+    assert short is not None
+    for scores, kept in ((short, short), (whole, whole), (short, whole)):
+        pool.keep_scores(block, scores)
+        assert pool.scores_of(block) is kept
+    wide = scored(4, 2).block(0, BLOCK)
+    assert wide is not None
+    pool.keep_scores(block, wide)
+    assert pool.scores_of(block) is wide, "more of the best tokens count for more than one position"
 
 
 def test_scores_go_with_what_they_are_about() -> None:

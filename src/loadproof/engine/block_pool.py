@@ -111,7 +111,7 @@ class BlockPool:
     def keep_scores(self, block: int, scores: BlockScores) -> None:
         """Keep what scoring found about a published block's tokens, unless as much is there."""
         kept = self._scores.get(block)
-        if self._keys[block] is not None and (kept is None or kept.num_top < scores.num_top):
+        if self._keys[block] is not None and (kept is None or scores.says_more_than(kept)):
             self._scores[block] = scores
 
     def scores_of(self, block: int) -> BlockScores | None:

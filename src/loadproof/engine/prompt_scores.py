@@ -21,19 +21,26 @@ class BlockScores:
     """What scoring found at the positions of one full block, kept with it.
 
     Entry i is about the token after position i of the block. The last one's lies in the next block, which
-    the block's key says nothing about: ``next_token`` is the one that it was scored for.
+    the block's key says nothing about: ``next_token`` is the one that it was scored for. A prompt that ends
+    with the block has none, and its last position no entry.
     """
 
-    logprobs: F32  # [block_size]
-    ranks: I32  # [block_size]
+    logprobs: F32  # [block_size], or one less without a next token, like all that follow
+    ranks: I32
     top_ids: I32  # [block_size, k]
     top_logprobs: F32  # [block_size, k]
-    next_token: int
+    next_token: int | None
 
     @property
     def num_top(self) -> int:
         """Best tokens a position: enough for every request that wants no more."""
         return int(self.top_ids.shape[1])
+
+    def says_more_than(self, other: BlockScores) -> bool:
+        """Whether these serve requests that the other scores of the same block don't."""
+        if self.num_top != other.num_top:
+            return self.num_top > other.num_top
+        return len(self.logprobs) > len(other.logprobs)
 
 
 class PromptScores:
@@ -100,7 +107,8 @@ class PromptScores:
         stop = min(first + len(block.logprobs), len(self._states))
         if block.num_top < self.num_top or stop <= first:
             return
-        if stop == first + len(block.logprobs) and self.targets[stop - 1] != block.next_token:
+        reaches_next = block.next_token is not None and stop == first + len(block.logprobs)
+        if reaches_next and self.targets[stop - 1] != block.next_token:
             stop -= 1
         here, there = slice(first, stop), slice(0, stop - first)
         self.logprobs[here] = block.logprobs[there]
@@ -111,13 +119,16 @@ class PromptScores:
 
     def block(self, first: int, block_size: int) -> BlockScores | None:
         """What to keep with the full block that begins at ``first``; None until all of it has been scored."""
-        here = slice(first, first + block_size)
-        if here.stop > len(self._states) or (self._states[here] != _State.DONE).any():
+        stop, count = first + block_size, len(self._states)
+        if stop > count + 1:
+            return None
+        here = slice(first, min(stop, count))
+        if (self._states[here] != _State.DONE).any():
             return None
         return BlockScores(
             self.logprobs[here].copy(),
             self.ranks[here].copy(),
             self.top_ids[here].copy(),
             self.top_logprobs[here].copy(),
-            int(self.targets[here.stop - 1]),
+            int(self.targets[stop - 1]) if stop <= count else None,
         )
