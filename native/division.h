@@ -27,6 +27,8 @@ class Division {
    public:
     Member(Division& division, int thread) : division_(division), thread_(thread) {}
     int thread() const { return thread_; }
+    int part() const { return thread_; }  // whose share it begins with
+    int parts() const { return division_.parts_; }
 
     // Calls work(begin, end, share_end) for pieces of `count` items until none is left: at most `grain` items
     // each, of a share that ends at `share_end`. Shares and pieces begin at multiples of `unit`.
@@ -62,6 +64,22 @@ class Division {
 
   const int parts_;
   std::vector<Cursor> cursors_;  // for two works by turns: [2, parts]
+};
+
+// A thread that does a whole work by itself, in one piece.
+class Alone {
+ public:
+  explicit Alone(int thread) : thread_(thread) {}
+  int thread() const { return thread_; }
+  int part() const { return 0; }
+  int parts() const { return 1; }
+  template <class Work>
+  void run(int count, int, int, Work work) const {
+    work(0, count, count);
+  }
+
+ private:
+  const int thread_;
 };
 
 }  // namespace loadproof

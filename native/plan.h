@@ -123,9 +123,11 @@ class Plan {
   void run_logits(Division::Member& member, const bf16* hidden, int num_rows);
 
   Rows rows_of(int begin, int end, Arena& arena);
-  void run_whole(const Step& step, const Rows& rows, int thread);
-  void run_shared(const Step& step, const Rows& rows, Division::Member& member);
-  void share_panels(LinearArgs args, int num_rows, const bf16* next, Division::Member& member);
+  // A worker is a Division::Member, or Alone.
+  template <class Worker>
+  void run_step(const Step& step, const Rows& rows, Worker& worker);
+  template <class Worker>
+  void run_linear(LinearArgs args, int num_rows, const bf16* next, Worker& worker);
   NormArgs norm_args(const NormStep& step, const Rows& rows) const;
   LinearArgs linear_args(const LinearStep& step, const Rows& rows) const;
   QkvArgs qkv_args(const QkvStep& step, const Rows& rows) const;

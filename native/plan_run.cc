@@ -87,13 +87,14 @@ void Plan::run_by_columns(Division::Member& member) {
   pool_.barrier();
   const Rows rows = rows_of(0, num_rows_, arenas_[0]);
   for (const Step& step : steps_) {
-    run_shared(step, rows, member);
+    run_step(step, rows, member);
     pool_.barrier();
   }
 }
 
 // Each segment is run for every row block by whichever thread takes it.
 void Plan::run_by_rows(int thread) {
+  const Alone alone(thread);
   for (std::size_t i = 0; i < segments_.size(); ++i) {
     while (true) {
       const int begin = counters_[i].fetch_add(row_block_, std::memory_order_relaxed);
@@ -101,7 +102,7 @@ void Plan::run_by_rows(int thread) {
       const int end = std::min(begin + row_block_, num_rows_);
       if (i == 0) embed_rows(begin, end);
       const Rows rows = rows_of(begin, end, arenas_[size(thread)]);
-      for (const Step& step : segments_[i]) run_whole(step, rows, thread);
+      for (const Step& step : segments_[i]) run_step(step, rows, alone);
     }
     pool_.barrier();
   }
@@ -181,68 +182,55 @@ void Plan::run_logits(Division::Member& member, const bf16* hidden, int num_rows
   linear.softcap = output_softcap_;
   linear.out = logits_.as<float>();
   linear.out_columns = linear.out_stride = config_.vocab_size;
-  share_panels(linear, num_rows, linear.weight.data, member);  // nothing follows: any memory that is there
+  run_linear(linear, num_rows, linear.weight.data, member);  // nothing follows: any memory that is there
   pool_.barrier();
 }
 
-// A step over a block of rows, by one thread.
-void Plan::run_whole(const Step& step, const Rows& rows, int thread) {
-  const int count = rows.count();
-  if (const auto* norm = std::get_if<NormStep>(&step)) {
-    kernels_->norm(norm_args(*norm, rows), 0, count);
-  } else if (const auto* linear = std::get_if<LinearStep>(&step)) {
-    LinearArgs args = linear_args(*linear, rows);
-    if (count < kRowsPerThread) args.next = next_weights(step, 0, 1);
-    kernels_->linear(args, 0, count, 0, args.weight.panels(), scratch(thread));
-  } else if (const auto* qkv = std::get_if<QkvStep>(&step)) {
-    kernels_->qkv(qkv_args(*qkv, rows), rows.batch, 0, count, 0, qkv->shape.num_kv_heads);
-  } else {
-    const auto& attention = std::get<AttentionStep>(step);
-    kernels_->attention(attention_args(attention, rows), rows.batch, 0, count, 0,
-                        attention.shape.num_kv_heads, scratch(thread));
-  }
-}
-
-// A thread's pieces of a step over all rows.
-void Plan::run_shared(const Step& step, const Rows& rows, Division::Member& member) {
-  const int parts = pool_.size(), count = rows.count(), thread = member.thread();
+// What `worker` does of a step over a row block: all of it, or its pieces.
+template <class Worker>
+void Plan::run_step(const Step& step, const Rows& rows, Worker& worker) {
+  const int parts = worker.parts(), count = rows.count(), thread = worker.thread();
   const int few_rows = std::max(1, count / (kPieces * parts));
   if (const auto* norm = std::get_if<NormStep>(&step)) {
     const NormArgs args = norm_args(*norm, rows);
-    member.run(count, 1, few_rows, [&](int begin, int end, int) { kernels_->norm(args, begin, end); });
+    worker.run(count, 1, few_rows, [&](int begin, int end, int) { kernels_->norm(args, begin, end); });
   } else if (const auto* linear = std::get_if<LinearStep>(&step)) {
-    share_panels(linear_args(*linear, rows), count, next_weights(step, thread, parts), member);
+    const bool streams = parts > 1 || count < kRowsPerThread;  // weights are read from memory once
+    run_linear(linear_args(*linear, rows), count,
+               streams ? next_weights(step, worker.part(), parts) : nullptr, worker);
   } else if (const auto* qkv = std::get_if<QkvStep>(&step)) {
     const QkvArgs args = qkv_args(*qkv, rows);
     const int groups = qkv->shape.num_kv_heads;
     if (count >= parts)
-      member.run(count, 1, few_rows,
+      worker.run(count, 1, few_rows,
                  [&](int begin, int end, int) { kernels_->qkv(args, rows.batch, begin, end, 0, groups); });
     else
-      member.run(groups, 1, 1,
+      worker.run(groups, 1, 1,
                  [&](int begin, int end, int) { kernels_->qkv(args, rows.batch, 0, count, begin, end); });
   } else {
     const auto& attention = std::get<AttentionStep>(step);
     const AttentionArgs args = attention_args(attention, rows);
     const int groups = attention.shape.num_kv_heads;
-    if (count >= 4 * parts)
-      member.run(count, 1, few_rows, [&](int begin, int end, int) {
+    if (parts == 1 || count >= 4 * parts)
+      worker.run(count, 1, few_rows, [&](int begin, int end, int) {
         kernels_->attention(args, rows.batch, begin, end, 0, groups, scratch(thread));
       });
     else  // rows are too few to divide: their heads are
-      member.run(count * groups, 1, 1, [&](int item, int, int) {
+      worker.run(count * groups, 1, 1, [&](int item, int, int) {
         const int row = item / groups, group = item % groups;
         kernels_->attention(args, rows.batch, row, row + 1, group, group + 1, scratch(thread));
       });
   }
 }
 
-// A thread's panels of a product of `num_rows` rows; the weights at `next` are asked for after its share.
-void Plan::share_panels(LinearArgs args, int num_rows, const bf16* next, Division::Member& member) {
+// A worker's panels of a product of `num_rows` rows. After its share the weights at `next` are asked for;
+// null for many rows, whose weights are in cache.
+template <class Worker>
+void Plan::run_linear(LinearArgs args, int num_rows, const bf16* next, Worker& worker) {
   const std::ptrdiff_t panel = static_cast<std::ptrdiff_t>(args.weight.k_padded) * kLanes;
-  member.run(args.weight.panels(), kShareUnit, kPiecePanels, [&](int begin, int end, int share_end) {
+  worker.run(args.weight.panels(), kShareUnit, kPiecePanels, [&](int begin, int end, int share_end) {
     args.next = end < share_end ? args.weight.data + end * panel : next;
-    kernels_->linear(args, 0, num_rows, begin, end, scratch(member.thread()));
+    kernels_->linear(args, 0, num_rows, begin, end, scratch(worker.thread()));
   });
 }
 
