@@ -117,9 +117,9 @@ class Watch:
         subject.last_scores = None
         if (num_hits + 1) * self._limits.block_size != request.num_tokens:
             return
-        for block, (key, name) in self._published.items():
-            if name == self._name(subject, num_hits) and scheduler.pool.key_of(block) is key:
-                subject.last_scores = scheduler.pool.scores_of(block)
+        block = self._on_offer(scheduler, self._name(subject, num_hits))
+        if block is not None:
+            subject.last_scores = scheduler.pool.scores_of(block)
 
     def planned(self, scheduler: Scheduler, before: list[tuple[Request, int]], chunks: list[Chunk]) -> None:
         """A step has been planned; ``before`` are those that ran already, with their missing tokens."""
@@ -221,10 +221,9 @@ class Watch:
             if start > usable:
                 raise ViolationError(f"{request.key} starts at {start}, and {usable} positions have scores")
         if self._options.enable_prefix_caching and start + size <= usable:
-            missed = self._name(subject, num_hits)
-            for block, (key, name) in self._published.items():
-                if name == missed and scheduler.pool.key_of(block) is key:
-                    raise ViolationError(f"{request.key} computes what block {block} holds")
+            missed = self._on_offer(scheduler, self._name(subject, num_hits))
+            if missed is not None:
+                raise ViolationError(f"{request.key} computes what block {missed} holds")
         elif num_hits and not self._options.enable_prefix_caching:
             raise ViolationError(f"{request.key} has hits without a cache")
         if subject.book is not None:
@@ -234,6 +233,13 @@ class Watch:
         subject.admission = request.num_admissions
         subject.generation = self.generation
         subject.next_start = start
+
+    def _on_offer(self, scheduler: Scheduler, wanted: BlockName) -> int | None:
+        """The published block that holds this; None if there is none."""
+        for block, (key, name) in self._published.items():
+            if name == wanted and scheduler.pool.key_of(block) is key:
+                return block
+        return None
 
     def _name(self, subject: Subject, index: int) -> BlockName:
         prefix = subject.truth.prefixes[(index + 1) * self._limits.block_size - 1]

@@ -6,11 +6,12 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from loadproof.engine.admission import ClosedError, Door, RequestError, check_placing
 from loadproof.engine.completion import Completion
+from loadproof.engine.group import Group
 from loadproof.engine.lock import FairLock
 from loadproof.engine.output import CompletionDelta, RequestOutput
 from loadproof.engine.pipeline import LogitsHook, NewToken, Pipeline, PipelineOptions
@@ -25,37 +26,6 @@ if TYPE_CHECKING:
     from loadproof.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Engine", "LogitsHook"]
-
-
-@dataclass(eq=False, slots=True)
-class _Group:
-    """A caller's request: its completions, and whom to tell about them."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    completions: list[Completion]
-    on_start: Callable[[], None] | None
-    on_delta: Callable[[CompletionDelta], None] | None
-    on_output: Callable[[RequestOutput], None] | None
-    ending: FinishReason | None = None  # from when on it is being cut off, for that reason
-
-    @property
-    def finished(self) -> bool:
-        return all(completion.request.finished for completion in self.completions)
-
-    def output(self) -> RequestOutput:
-        outputs = [completion.output() for completion in self.completions]
-        first = self.completions[0]
-        return RequestOutput(
-            self.request_id,
-            self.prompt,
-            self.prompt_token_ids,
-            outputs,
-            first.request.num_cached_tokens or 0,
-            True,
-            first.prompt_logprobs(),
-        )
 
 
 class Engine:
@@ -87,7 +57,7 @@ class Engine:
         self._door = Door(device.vocab_size, limits.max_model_len, max_logprobs, eos)
         self._pipeline = Pipeline(device, self.scheduling, pipeline)
         self._seeds = SeedSource(seed)
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, Group] = {}
         self._started: list[Request] = []  # whose listeners have not been told, nor those of its group
         self._names = itertools.count()
         self._lock = FairLock()
@@ -95,7 +65,7 @@ class Engine:
         self._busy = False  # within a change that calls listeners: what they call is a part of it
         self._left: deque[str] = deque()  # requests that nobody waits for, to be aborted
         self.leave: Callable[[Iterable[str]], None] = self._left.extend
-        """Have requests aborted as the first thing that is done to the engine next.
+        """Have requests aborted as the first thing that is done to the engine next: :meth:`abort_when_free`.
 
         Not a function of Python's: no interrupt comes before it has begun, or divides it.
         """
@@ -179,7 +149,7 @@ class Engine:
                 raise RequestError(f"request id {name!r} is in use")
             requests = self._requests(name, ids, params, priority, cache_salt)
             completions = [Completion(request, self.tokenizer) for request in requests]
-            group = _Group(name, prompt, ids, completions, on_start, on_delta, on_output)
+            group = Group(name, prompt, ids, completions, on_start, on_delta, on_output)
             self._unsure += 1
             for request in requests:
                 self._pipeline.scheduler.add(request)
@@ -201,13 +171,12 @@ class Engine:
                 self._catch_up()
             return True
 
-    def abort_when_free(self, *request_ids: str) -> None:
-        """End these and all that were left, now if nobody uses the engine, or else before its next call.
+    def abort_when_free(self) -> None:
+        """End what was left, now if nobody uses the engine, or else before its next call.
 
         Never waits, wherever it is called: the garbage collector closes what was dropped, and runs within
         any call, the engine's own too.
         """
-        self.leave(request_ids)
         with self._lock.held_if_free() as is_held:
             if is_held:
                 self._catch_up()
@@ -242,7 +211,7 @@ class Engine:
         finally:
             self._busy = False
 
-    def _end(self, group: _Group, reason: FinishReason) -> None:
+    def _end(self, group: Group, reason: FinishReason) -> None:
         """Cut a group off, and hand it out as it is."""
         self._unsure += 1
         group.ending = reason
@@ -288,7 +257,9 @@ class Engine:
             report = self._pipeline.advance()
             self._take_started()
             while self._started:
-                self._tell_start(self._started[0])
+                group = self._groups.get(self._started[0].request_id)
+                if group is not None:
+                    group.tell_start()
                 del self._started[0]
             if report is not None:
                 for token in report.new_tokens:
@@ -390,18 +361,6 @@ class Engine:
         requests[0].prompt_scores = self._door.prompt_scores(params, ids)
         return requests
 
-    def _tell_start(self, request: Request) -> None:
-        """Tell a group's listener of the first of its completions that runs."""
-        group = self._groups.get(request.request_id)
-        if group is None or group.on_start is None:
-            return
-        on_start, group.on_start = group.on_start, None
-        try:
-            on_start()
-        except BaseException:
-            group.ending = "error"
-            raise
-
     def _show(self, token: NewToken) -> None:
         """Hand a request's new token to its completion and its listener."""
         request = token.request
@@ -423,7 +382,7 @@ class Engine:
             group.ending = "error"
             raise
 
-    def _complete(self, group: _Group) -> None:
+    def _complete(self, group: Group) -> None:
         """Hand out a group whose completions have all finished, once."""
         if not group.finished or self._groups.get(group.request_id) is not group:
             return
