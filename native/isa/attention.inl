@@ -307,6 +307,7 @@ void attend_tile(const AttentionArgs& args, const BatchView& batch, int row, int
   const int num_blocks = (batch.seq_lens[seq] + args.cache.block_size - 1) / args.cache.block_size;
   const KeyValues kv{args.cache, batch.block_tables + seq * batch.max_blocks, num_blocks, group_index};
   tile.rows = tokens * group;
+  const FewRows few(tile.rows);
   gather_queries(args, row, tokens, group_index, tile);
   const int first = batch.positions[row], last = batch.positions[row + tokens - 1];
   const int first_split = low_key(args, first) / kSplitKeys;

@@ -8,6 +8,8 @@
 namespace loadproof::LOADPROOF_NS {
 namespace {
 
+constexpr int kTileRows = 16;
+
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1;
   std::uint8_t start_row = 0;
@@ -16,11 +18,37 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Static, since GCC 12 believes that the instruction reads only the first eight bytes.
-inline void begin_thread() {
-  static constexpr TileConfig config;
-  _tile_loadconfig(&config);
-}
+// By the rows of tiles 0..4, which accumulate and hold A where there is one row tile: [rows - 1]. Static,
+// since GCC 12 believes that the instruction reads only the first eight bytes.
+struct TileConfigs {
+  TileConfig of[kTileRows];
+  constexpr TileConfigs() : of{} {
+    for (int n = 1; n <= kTileRows; ++n)
+      for (int tile = 0; tile <= 4; ++tile) of[n - 1].rows[tile] = static_cast<std::uint8_t>(n);
+  }
+};
+inline constexpr TileConfigs kTileConfigs;
+
+inline void begin_thread() { _tile_loadconfig(&kTileConfigs.of[kTileRows - 1]); }
+
+// While it lives, products of fewer than 16 rows read, multiply and write no more of them than there are: the
+// same additions in a fraction of the time. There is at least one: attention of one token has the heads that
+// share its keys.
+class FewRows {
+ public:
+  explicit FewRows(int rows) : few_(rows < kTileRows) {
+    if (few_) _tile_loadconfig(&kTileConfigs.of[rows - 1]);
+  }
+  ~FewRows() {
+    if (few_) begin_thread();
+  }
+  FewRows(const FewRows&) = delete;
+  FewRows& operator=(const FewRows&) = delete;
+
+ private:
+  const bool few_;
+};
+
 inline void end_thread() { _tile_release(); }
 
 // Asks for the N chunks that follow each other at `kc`.

@@ -118,6 +118,7 @@ void linear(const LinearArgs& args, int row_begin, int row_end, int panel_begin,
   const int chunks = args.weight.k_padded / kChunk;
   const bf16* end = args.weight.data + panel_end * panel_stride;
   const int tiles = (row_end - row_begin + kRowTile - 1) / kRowTile;
+  const FewRows few(row_end - row_begin);
   for (int panel = panel_begin; panel < panel_end; panel += kGroupPanels) {
     const int panels = panel_end - panel < kGroupPanels ? panel_end - panel : kGroupPanels;
     const bf16* base = args.weight.data + panel * panel_stride;
