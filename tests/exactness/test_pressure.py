@@ -73,7 +73,7 @@ FULL = os.environ.get("LOADPROOF_EXACTNESS") == "full"
 SIZE = (
     Size(64, 64, (1500, 900, 1200), (2, 20), (0, 0, 32, 100), (420, 560), 30, least_preemptions=2.0)
     if FULL
-    else Size(6, 6, (138, 100), (2, 12), (0, 0, 32), (92, 106), 12, least_preemptions=0.5)
+    else Size(8, 8, (138, 100), (2, 12), (0, 0, 32), (92, 106), 12, least_preemptions=0.6)
 )
 
 
@@ -115,11 +115,9 @@ def prioritised(asks: Sequence[Ask], draw: random.Random) -> list[Ask]:
 
 
 def with_aborts(asks: Sequence[Ask], draw: random.Random) -> list[Ask]:
-    """A third gives up, at any length short of the end, some of them before their first token."""
+    """A third gives up, at any length, some of them before their first token."""
     return [
-        replace(
-            ask, abort_at=(draw.randint(0, 12), draw.randrange(max(1, ask.length - len(ask.prompt) - 12)))
-        )
+        replace(ask, abort_at=(draw.randint(0, 12), draw.randrange(ask.length - len(ask.prompt))))
         if number % 3 == 0
         else ask
         for number, ask in enumerate(asks)

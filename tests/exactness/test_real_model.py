@@ -39,7 +39,7 @@ SAMPLING: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Share:
-    """What of the prompts a level answers: the highest all 64, the others a quarter, the portable one a few.
+    """What of the prompts a level answers: the highest all 64, the others a third, the portable one a few.
 
     ``LOADPROOF_EXACTNESS=full`` (``make exactness``) gives every level all of them, more tokens, and every
     variation by itself.
@@ -54,7 +54,7 @@ FULL = os.environ.get("LOADPROOF_EXACTNESS") == "full"
 if FULL:
     SHARES, OTHER = {LEVELS[0]: Share(max_tokens=32), "portable": Share(max_tokens=4)}, Share()
 else:
-    SHARES, OTHER = {LEVELS[0]: Share(), "portable": Share(12, 60, 2)}, Share(4, max_tokens=4)
+    SHARES, OTHER = {LEVELS[0]: Share(), "portable": Share(12, 60, 2)}, Share(3, max_tokens=4)
 
 
 @dataclass(frozen=True)
