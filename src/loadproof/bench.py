@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from loadproof.engine.admission import RequestError
 from loadproof.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -24,6 +25,15 @@ class Workload:
     num_prompts: int
     input_len: int
     output_len: int
+
+    def check_fits(self, max_model_len: int) -> None:
+        """Raise :class:`RequestError` for requests that would end before their length."""
+        tokens = self.input_len + self.output_len
+        if tokens > max_model_len:
+            raise RequestError(
+                f"workload {self.name} makes requests of {self.input_len} + {self.output_len} tokens, and "
+                f"max_model_len is {max_model_len}"
+            )
 
 
 WORKLOADS = (
@@ -81,7 +91,11 @@ def random_prompts(workload: Workload, vocab_size: int, seed: int) -> list[list[
 
 
 def measure(engine: Engine, workload: Workload, seed: int) -> Measurement:
-    """Run a workload once, greedily and without early stop, on an engine that serves nothing else."""
+    """Run a workload once, greedily and without early stop, on an engine that serves nothing else.
+
+    Raises :class:`RequestError` for one whose requests don't fit.
+    """
+    workload.check_fits(engine.device.limits.max_model_len)
     params = SamplingParams(temperature=0.0, max_tokens=workload.output_len, ignore_eos=True)
     prompts = random_prompts(workload, engine.device.vocab_size, seed)
     times: dict[str, list[float]] = {}
@@ -120,10 +134,12 @@ def _median_of(runs: list[Measurement]) -> Measurement:
 
 
 def _summary(workload: Workload, elapsed: float, start: float, times: list[list[float]]) -> Measurement:
+    output_tokens = sum(len(each) for each in times)
+    assert output_tokens == workload.num_prompts * workload.output_len
     gaps = [after - before for each in times for before, after in itertools.pairwise(each)]
     return Measurement(
         prompt_tokens=workload.num_prompts * workload.input_len,
-        output_tokens=sum(len(each) for each in times),
+        output_tokens=output_tokens,
         elapsed=elapsed,
         ttft=statistics.median(each[0] - start for each in times),
         itl=statistics.median(gaps) if gaps else None,

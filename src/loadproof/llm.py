@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from loadproof.config import EngineConfig
 from loadproof.engine.admission import ClosedError, RequestError
-from loadproof.engine.chats import Conversation, conversations, template_options
+from loadproof.engine.chats import Conversation, TemplateOptions, conversations, template_options
 from loadproof.engine.engine import Engine, LogitsHook
 from loadproof.engine.loader import load_model
 from loadproof.engine.output import CompletionDelta, RequestOutput
 from loadproof.engine.progress import Progress, progress_bar
-from loadproof.engine.prompts import Prompt, TokenizedPrompt, naming, tokenize_prompts
+from loadproof.engine.prompts import Prompt, TokenizedPrompt, naming, tokenize_prompt, tokenize_prompts
 from loadproof.engine.recommended import recommended_sampling
 from loadproof.engine.sampling_params import SamplingParams
 from loadproof.perplexity import TextScore, score_texts
@@ -47,7 +47,7 @@ class LLM:
     """
 
     def __init__(self, model: str | os.PathLike[str], **settings: Any) -> None:
-        self.config = EngineConfig.of(os.fspath(model), settings)
+        self.config = EngineConfig.of(os.fspath(model) if isinstance(model, os.PathLike) else model, settings)
         loaded = load_model(self.config)
         self.model_name = loaded.name
         self.tokenizer: Tokenizer = loaded.tokenizer
@@ -105,8 +105,9 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[TemplateOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation or several, by the model's chat template.
 
@@ -115,16 +116,25 @@ class LLM:
         ``tools``; ``chat_template_kwargs`` are the template's own variables. Otherwise as :meth:`generate`.
         """
         chats = conversations(messages)
-        options = template_options(options, chat_template_kwargs)
+        known = template_options(options, chat_template_kwargs)
         prompts = []
         for index, chat in enumerate(chats):
             with naming(index, len(chats)):
-                prompts.append(self.chat_prompt(chat, **options))
-        return self._run(prompts, sampling_params, use_tqdm)
+                prompts.append(self._chat_prompt(chat, known))
+        return self._run(prompts, sampling_params, use_tqdm, priority)
 
-    def chat_prompt(self, conversation: Conversation, **options: Any) -> TokenizedPrompt:
+    def chat_prompt(
+        self,
+        conversation: Conversation,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[TemplateOptions],
+    ) -> TokenizedPrompt:
         """The prompt that :meth:`chat` makes of a conversation."""
-        text = self.tokenizer.apply_chat_template(conversation, **template_options(options, None))
+        return self._chat_prompt(conversation, template_options(options, chat_template_kwargs))
+
+    def _chat_prompt(self, conversation: Conversation, options: Mapping[str, Any]) -> TokenizedPrompt:
+        text = self.tokenizer.apply_chat_template(conversation, **options)
         return TokenizedPrompt(self.tokenizer.encode(text, add_special_tokens=False), text)
 
     def stream(
@@ -135,7 +145,7 @@ class LLM:
         That one raises ``ValueError`` where the prompt can't be served. Closing or dropping the iterator
         early aborts the request. Other calls may be made in between: the pieces wait.
         """
-        (tokenized,) = tokenize_prompts([prompt], self.tokenizer)
+        tokenized = tokenize_prompt(prompt, self.tokenizer)
         (params,) = self._params(sampling_params, 1)
         deltas: deque[CompletionDelta] = deque()
         unfinished = params.n

@@ -13,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from tests.fake_device import fake_loader, small_limits
+from tests.tiny_models import write_model
 
 from loadproof import LLM, SamplingParams, __version__
 from loadproof.cli import cli, run
@@ -204,10 +205,28 @@ def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(["generate", "fake", "a"]) == 130
 
 
-def test_pull_prints_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadproof.weights.resolve.resolve_model", lambda name: Path("/models") / name)
+def test_pull_prints_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("loadproof.weights.resolve.resolve_model", lambda name: tmp_path / name)
+    write_model(tmp_path / "some-model", "llama")
     result = _invoke("pull", "some-model")
-    assert (result.exit_code, result.stdout) == (0, "/models/some-model\n")
+    assert (result.exit_code, result.stdout) == (0, f"{tmp_path}/some-model\n")
+
+
+def test_pull_of_what_is_no_model_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["pull", str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert (shown.out, f"{tmp_path} has no config.json" in shown.err) == ("", True)
+
+
+def test_bench_refuses_what_does_not_fit_before_it_measures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("loadproof.llm.load_model", fake_loader(limits=small_limits(max_model_len=400)))
+    monkeypatch.setattr("loadproof.bench.measure", None)
+    assert run(["bench", "fake"]) == 1
+    assert "workload prefill makes requests of 1024 + 1 tokens" in capsys.readouterr().err
+    assert run(["bench", "fake", "--output-len", "5000"]) == 1
+    assert "workload custom makes requests of 32 + 5000 tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("repeat", [1, 2, 3])

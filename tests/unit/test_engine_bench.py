@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from tests.fake_device import FakeDevice, byte_tokenizer, small_limits
 
 from loadproof.bench import WORKLOADS, Measurement, Workload, _median_of, measure, random_prompts
+from loadproof.engine.admission import RequestError
 from loadproof.engine.engine import Engine
 
 
@@ -33,6 +35,14 @@ def test_rates_follow_from_sizes_and_time() -> None:
 def test_one_token_has_no_time_between_tokens() -> None:
     run = measure(Engine(FakeDevice(), byte_tokenizer()), Workload("small", 2, 10, 1), seed=1)
     assert run.itl is None
+
+
+def test_a_workload_that_does_not_fit_is_refused() -> None:
+    engine = Engine(FakeDevice(small_limits()), byte_tokenizer())
+    most = engine.device.limits.max_model_len
+    assert measure(engine, Workload("most", 1, 3, most - 3), seed=1).output_tokens == most - 3
+    with pytest.raises(RequestError, match=f"workload more makes requests of 3 \\+ {most - 2} tokens"):
+        measure(engine, Workload("more", 1, 3, most - 2), seed=1)
 
 
 def test_rates_of_several_runs_follow_from_their_median_time() -> None:

@@ -144,7 +144,14 @@ HI = [{"role": "user", "content": "hi"}]
         (HI, {"tools": [3]}, r"tools\[0\] is an object, not int"),
         (HI, {"chat_template_kwargs": {"tools": {}}}, "tools is a list of objects, not dict"),
         (HI, {"chat_template_kwargs": {"messages": []}}, "another argument does: messages"),
-        (HI, {"chat_template_kwargs": {"x": 1}, "x": 1}, "another argument does: x"),
+        (HI, {"chat_template_kwargs": {"tools": []}, "tools": []}, "another argument does: tools"),
+        (
+            HI,
+            {"chat_template": "{{ messages }}"},
+            "no such options of a chat: chat_template; there are add_gen",
+        ),
+        (HI, {"add_generation_promt": False}, "no such options of a chat: add_generation_promt"),
+        (HI, {"priority": "nonsense"}, "priority is a list of 1 integers"),
         (HI, {"chat_template_kwargs": [1]}, "chat_template_kwargs is an object"),
         (HI, {"chat_template_kwargs": {1: 1}}, "chat_template_kwargs is an object"),
     ],
@@ -262,6 +269,26 @@ def test_a_hook_may_remove_itself(llm: LLM) -> None:
 
     llm.on_logits(once)
     assert len(llm.generate(["one", "two"], GREEDY)) == 2
+
+
+def test_a_stream_is_of_one_prompt(llm: LLM) -> None:
+    for prompt in (5, np.int64(5), None):
+        with pytest.raises(ValueError, match="a prompt is text or a list of token ids, not "):
+            next(llm.stream(prompt, GREEDY))  # type: ignore[arg-type]
+
+
+def test_a_model_of_another_type_is_refused() -> None:
+    for model in (None, 5, b"/tmp"):
+        with pytest.raises(ConfigError, match="model"):
+            LLM(model)  # type: ignore[arg-type]
+
+
+def test_chats_have_priorities(llm: LLM) -> None:
+    chats = [[{"role": "user", "content": text}] for text in ("a", "b")]
+    plain = llm.chat(chats, GREEDY)
+    assert [out.outputs for out in llm.chat(chats, GREEDY, priority=[0, 0])] == [out.outputs for out in plain]
+    with pytest.raises(ValueError, match=r"prompt 2 of 2.*priority"):
+        llm.chat(chats, GREEDY, priority=[0, 1])
 
 
 def test_settings_are_checked_before_anything_is_loaded() -> None:

@@ -54,6 +54,8 @@ def command(
     start = time.perf_counter()
     with LLM(model, **engine_settings(values)) as llm:
         load_time = time.perf_counter() - start
+        for workload in workloads:  # before any of them takes its time
+            workload.check_fits(llm.max_model_len)
         results = []
         for workload in workloads:
             if sys.stderr is not None and sys.stderr.isatty():

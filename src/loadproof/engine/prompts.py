@@ -79,6 +79,15 @@ def tokenize_prompts(prompts: Prompt | Sequence[Prompt], tokenizer: Tokenizer) -
     for index, prompt in enumerate(listed):
         with naming(index, len(listed)):
             parts.append(_part(prompt))
+    return _tokenized(parts, tokenizer)
+
+
+def tokenize_prompt(prompt: Prompt, tokenizer: Tokenizer) -> TokenizedPrompt:
+    """One prompt, and never several. Ids are not checked here."""
+    return _tokenized([_part(prompt)], tokenizer)[0]
+
+
+def _tokenized(parts: Sequence[_Text | TokenizedPrompt], tokenizer: Tokenizer) -> list[TokenizedPrompt]:
     encoded = iter(_encode(parts, tokenizer))
     return [
         TokenizedPrompt(next(encoded), part.text, part.cache_salt) if isinstance(part, _Text) else part
