@@ -66,7 +66,7 @@ class Division {
   std::vector<Cursor> cursors_;  // for two works by turns: [2, parts]
 };
 
-// A thread that does a whole work by itself, in one piece.
+// A thread that does a whole work by itself, in one piece whatever the grain.
 class Alone {
  public:
   explicit Alone(int thread) : thread_(thread) {}

@@ -216,9 +216,11 @@ void Plan::run_step(const Step& step, const Rows& rows, Worker& worker) {
         kernels_->attention(args, rows.batch, begin, end, 0, groups, scratch(thread));
       });
     else  // rows are too few to divide: their heads are
-      worker.run(count * groups, 1, 1, [&](int item, int, int) {
-        const int row = item / groups, group = item % groups;
-        kernels_->attention(args, rows.batch, row, row + 1, group, group + 1, scratch(thread));
+      worker.run(count * groups, 1, 1, [&](int begin, int end, int) {
+        for (int item = begin; item < end; ++item) {
+          const int row = item / groups, group = item % groups;
+          kernels_->attention(args, rows.batch, row, row + 1, group, group + 1, scratch(thread));
+        }
       });
   }
 }

@@ -1,5 +1,7 @@
 // The body of every isa/<level>.cc, after its macros: all kernels compiled for one level, and their table.
 
+#include <cassert>
+
 // Each file builds on those before it.
 // clang-format off
 #include "../kernels.h"

@@ -3,7 +3,7 @@
 // A tile instruction adds 32 k at once: even members of the pairs in one chain, odd ones in another, then
 // their sum to the accumulator. Chunks follow in ascending order, so an output element sees the same
 // additions in every tile shape. Rows of a tile do not touch each other: rows beyond `rows` may hold
-// anything, but must be readable up to a multiple of 16.
+// anything, but must be readable up to a multiple of 16 (but see FewRows).
 
 namespace loadproof::LOADPROOF_NS {
 namespace {
@@ -31,12 +31,13 @@ inline constexpr TileConfigs kTileConfigs;
 
 inline void begin_thread() { _tile_loadconfig(&kTileConfigs.of[kTileRows - 1]); }
 
-// While it lives, products of fewer than 16 rows read, multiply and write no more of them than there are: the
-// same additions in a fraction of the time. There is at least one: attention of one token has the heads that
-// share its keys.
+// While it lives, products are of `rows` rows at most (at least 1), and only those are read, multiplied and
+// written, if they are fewer than 16: the same additions in a fraction of the time. A decoding token's
+// attention has as few rows as heads share its keys.
 class FewRows {
  public:
   explicit FewRows(int rows) : few_(rows < kTileRows) {
+    assert(rows >= 1);
     if (few_) _tile_loadconfig(&kTileConfigs.of[rows - 1]);
   }
   ~FewRows() {
@@ -130,7 +131,7 @@ inline void tile_1xn(const bf16* a, int a_stride, int chunks, ChunkOf chunk, std
   if constexpr (N > 3) _tile_stored(3, c + 3 * kLanes, sc);
 }
 
-// C [rows rounded up to 16, panels * 16] = A [same rows, chunks * 32] times `panels` panels.
+// But for FewRows: C [rows rounded up to 16, panels * 16] = A [same rows, chunks * 32] times `panels` panels.
 template <class ChunkOf>
 inline void product(const bf16* a, int a_stride, int rows, int chunks, ChunkOf chunk,
                     std::ptrdiff_t panel_stride, int panels, float* c, int c_stride, Fetch fetch) {

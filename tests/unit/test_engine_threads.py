@@ -326,7 +326,7 @@ def test_streams_that_are_dropped_end_wherever_the_collector_runs(
     calls = itertools.count()
 
     def collect(*_: object) -> None:
-        if next(calls) < 3:  # it takes long among as many objects as all these tests have
+        if next(calls) < 3:  # the first finds it; each takes long among the objects of all these tests
             gc.collect()
 
     if where == "step":

@@ -65,9 +65,9 @@ class Engine:
         self._busy = False  # within a change that calls listeners: what they call is a part of it
         self._left: deque[str] = deque()  # requests that nobody waits for, to be aborted
         self.leave: Callable[[Iterable[str]], None] = self._left.extend
-        """Have requests aborted as the first thing that is done to the engine next: :meth:`abort_when_free`.
+        """Have requests aborted as the first thing done to the engine next.
 
-        Not a function of Python's: no interrupt comes before it has begun, or divides it.
+        :meth:`abort_when_free` does that now, if it can. Not a function of Python's: no interrupt comes before it has begun, or divides it.
         """
         self._closed = False
         self._counters = dict.fromkeys(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loadproof.engine.chats import TemplateOptions
 from loadproof.engine.prompts import TokenizedPrompt
 from loadproof.server.answers import refusing
 from loadproof.server.bounds import check_text
@@ -11,7 +12,7 @@ from loadproof.server.schemas.tokens import TokenizeRequest
 from loadproof.server.state import ServerState
 
 # Fields of the request's own, whatever the settings allow.
-_TAKEN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+_TAKEN = frozenset({"messages", *TemplateOptions.__annotations__})
 
 
 def chat_prompt(state: ServerState, body: ChatRequest | TokenizeRequest) -> TokenizedPrompt:
