@@ -276,7 +276,7 @@ def test_a_stream_is_of_one_prompt(llm: LLM) -> None:
         with pytest.raises(ValueError, match="a prompt is text or a list of token ids, not "):
             next(llm.stream(prompt, GREEDY))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="token ids are integers, not 'text'"):
-        next(llm.stream(["text"], GREEDY))  # type: ignore[arg-type]
+        next(llm.stream(["text"], GREEDY))  # type: ignore[list-item]
 
 
 def test_a_model_of_another_type_is_refused() -> None:

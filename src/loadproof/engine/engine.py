@@ -67,7 +67,8 @@ class Engine:
         self.leave: Callable[[Iterable[str]], None] = self._left.extend
         """Have requests aborted as the first thing done to the engine next.
 
-        :meth:`abort_when_free` does that now, if it can. Not a function of Python's: no interrupt comes before it has begun, or divides it.
+        :meth:`abort_when_free` does that now, if it can. Not a function of Python's: no interrupt comes
+        before it has begun, or divides it.
         """
         self._closed = False
         self._counters = dict.fromkeys(
