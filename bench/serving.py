@@ -2,9 +2,11 @@
 
 Drives any OpenAI-compatible ``/v1/completions`` with so many connections at a time, each asking one thing
 after the other: streamed, greedy, all of one length, the prompts token ids that no two requests share.
-``--generate`` completes the same prompts by ``LLM.generate`` in this process as well, for the ratio.
+``--generate`` completes the same prompts by ``LLM.generate`` in this process as well, for the ratio; with
+``--repeats`` server and ``LLM.generate`` take turns. Figures are medians, ratios are formed within each turn.
 
-    python bench/serving.py http://127.0.0.1:8000 [--connections 1,16,64] [--generate smollm2-135m] [--json]
+    python bench/serving.py http://127.0.0.1:8000 [--connections 1,16,64] [--generate smollm2-135m]
+                            [--repeats 3] [--json]
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -79,13 +81,30 @@ class Level:
     ttft_p99: float
     itl_median: float | None
     itl_p99: float | None
-    generate_tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Turns:
+    """So many connections, measured again and again, and in turn tokens a second of ``LLM.generate``."""
+
+    levels: list[Level]
+    generate_tokens_per_s: list[float]
 
     @property
-    def ratio(self) -> float | None:
-        """Served tokens a second as a share of what ``LLM.generate`` makes."""
-        made = self.generate_tokens_per_s
-        return None if made is None else self.output_tokens_per_s / made
+    def ratios(self) -> list[float]:
+        """Served tokens a second as a share of what ``LLM.generate`` makes, by turn."""
+        pairs = zip(self.levels, self.generate_tokens_per_s, strict=False)
+        return [level.output_tokens_per_s / made for level, made in pairs]
+
+    def median(self, name: str) -> float | None:
+        """The median of a level's field; None where there is none."""
+        values = [getattr(level, name) for level in self.levels]
+        return None if None in values else statistics.median(values)
+
+    def as_json(self) -> dict[str, Any]:
+        """The medians, and what each turn gave."""
+        medians = {one.name: self.median(one.name) for one in fields(Level)}
+        return {**medians, "ratios": self.ratios, **asdict(self)}
 
 
 class Connection:
@@ -223,34 +242,31 @@ def generate(model: str, prompts: list[list[int]], output_len: int, connections:
         return len(prompts) * output_len / (time.perf_counter() - start)
 
 
-def table(levels: Sequence[Level]) -> Table:
+def table(measured: Sequence[Turns]) -> Table:
     """For people; milliseconds where times are."""
     made = Table()
-    names = (
-        "connections",
-        "requests",
-        "requests/s",
-        "tokens/s",
-        "ttft ms",
-        "p99",
-        "itl ms",
-        "p99",
-        "generate",
-    )
-    for name in (*names, "ratio"):
+    names = ("connections", "requests/s", "tokens/s", "ttft ms", "p99", "itl ms", "p99", "generate", "ratio")
+    for name in names:
         made.add_column(name, justify="right")
-    for one in levels:
-        times = [one.ttft_median, one.ttft_p99, one.itl_median, one.itl_p99]
+    for turns in measured:
+        times = [turns.median(name) for name in ("ttft_median", "ttft_p99", "itl_median", "itl_p99")]
         made.add_row(
-            str(one.connections),
-            str(one.requests),
-            f"{one.requests_per_s:.2f}",
-            f"{one.output_tokens_per_s:.1f}",
+            str(turns.levels[0].connections),
+            f"{turns.median('requests_per_s'):.2f}",
+            f"{turns.median('output_tokens_per_s'):.1f}",
             *("-" if seconds is None else f"{seconds * 1000:.1f}" for seconds in times),
-            "-" if one.generate_tokens_per_s is None else f"{one.generate_tokens_per_s:.1f}",
-            "-" if one.ratio is None else f"{one.ratio:.3f}",
+            _spread(turns.generate_tokens_per_s, ".1f"),
+            _spread(turns.ratios, ".3f"),
         )
     return made
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    """The median and, of several, the least and the largest."""
+    if not values:
+        return "-"
+    ends = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+    return f"{statistics.median(values):{form}}{ends}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,18 +302,21 @@ def measure_load(server: Server, load: Load) -> Level:
     return asyncio.run(measure(server, load.prompts(), load.output_len, load.connections))
 
 
-def run(args: argparse.Namespace) -> list[Level]:
-    """All levels of connections, beside ``LLM.generate`` where it is asked for."""
+def run(args: argparse.Namespace) -> list[Turns]:
+    """All levels of connections, beside ``LLM.generate`` where it is asked for; each turn has its prompts."""
     server = Server(urlsplit(args.url), args.model, args.api_key)
-    levels = []
+    measured = []
     for connections in args.connections:
-        load = Load(connections=connections, **{name: getattr(args, name) for name in _SIZES})
-        found = measure_load(server, load)
-        if args.generate:
-            made = generate(args.generate, load.prompts(), load.output_len, connections)
-            found = replace(found, generate_tokens_per_s=made)
-        levels.append(found)
-    return levels
+        turns = Turns([], [])
+        for turn in range(args.repeats):
+            sizes = {name: getattr(args, name) for name in _SIZES} | {"seed": args.seed + turn}
+            load = Load(connections=connections, **sizes)
+            turns.levels.append(measure_load(server, load))
+            if args.generate:
+                made = generate(args.generate, load.prompts(), load.output_len, connections)
+                turns.generate_tokens_per_s.append(made)
+        measured.append(turns)
+    return measured
 
 
 def parse() -> argparse.Namespace:
@@ -312,6 +331,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="requests of each connection")
     for name in ("--least-requests", "--input-len", "--output-len", "--seed"):
         parser.add_argument(name, type=int)
+    parser.add_argument("--repeats", type=int, default=1, help="turns of each level (1)")
     parser.add_argument("--generate", metavar="MODEL", help="complete the prompts by LLM.generate too")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(connections=[1, 16, 64], **_SIZES)
@@ -322,17 +342,15 @@ def main() -> int:
     """See the module."""
     args = parse()
     try:
-        levels = run(args)
+        measured = run(args)
     except (ServingError, OSError, asyncio.IncompleteReadError) as error:
         print(f"{args.url}: {error}", file=sys.stderr)
         return 1
     if args.json:
         sizes = {"input_len": args.input_len, "output_len": args.output_len, "url": args.url}
-        print(
-            json.dumps({**sizes, "levels": [asdict(one) | {"ratio": one.ratio} for one in levels]}, indent=2)
-        )
+        print(json.dumps({**sizes, "levels": [turns.as_json() for turns in measured]}, indent=2))
     else:
-        Console(width=110).print(table(levels))
+        Console(width=110).print(table(measured))
     return 0
 
 
