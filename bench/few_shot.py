@@ -106,8 +106,11 @@ def run_loadproof(args: argparse.Namespace, directory: Path) -> list[dict[str, A
     return rows
 
 
-def run_vllm(model: str, batch_sizes: list[int], directory: Path) -> list[dict[str, Any]]:
-    """In the peer's interpreter: one engine for all batch sizes, since it takes minutes to start."""
+def run_vllm(model: str, batch_sizes: list[int], directory: Path, result: Path) -> None:
+    """In the peer's interpreter: one engine for all batch sizes, since it takes minutes to start.
+
+    ``result`` is written while the engine lives, since some of its releases abort the process as they end.
+    """
     engine = _vllm_backend()(
         model,
         dtype="bfloat16",
@@ -119,7 +122,7 @@ def run_vllm(model: str, batch_sizes: list[int], directory: Path) -> list[dict[s
     for batch_size in batch_sizes:
         engine.batch_size = batch_size
         rows.append({"engine": "vllm", "batch": batch_size, **evaluate(engine, directory)})
-    return rows
+    result.write_text(json.dumps(rows))
 
 
 def _vllm_backend() -> Any:
@@ -146,7 +149,9 @@ def run_peer(args: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
     command += ["--batch-sizes", ",".join(map(str, args.batch_sizes)), "--directory", str(directory)]
     command += ["--harness", str(Path(lm_eval.__file__).parent.parent)]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
+    status = subprocess.run(command, check=False, env=environment, stdout=sys.stderr).returncode
+    if not result.exists():
+        raise RuntimeError(f"the peer ended with {status} and no result")
     rows: list[dict[str, Any]] = json.loads(result.read_text())
     return rows
 
@@ -186,7 +191,7 @@ def main() -> int:
     os.environ.update(HF_DATASETS_OFFLINE="1", HF_HUB_OFFLINE="1")
     if args.as_peer is not None:
         sys.path.append(args.harness)  # at the end: what the peer has itself stays its own
-        args.as_peer.write_text(json.dumps(run_vllm(args.model, args.batch_sizes, args.directory)))
+        run_vllm(args.model, args.batch_sizes, args.directory, args.as_peer)
         return 0
     with tempfile.TemporaryDirectory() as made:
         directory = Path(made)
