@@ -83,6 +83,9 @@ class Plan {
   // Throws std::invalid_argument for a batch that run() must not see; any thread may ask.
   void check(const Batch& batch, std::span<const SampleParams> params) const;
 
+  // Called once by a thread that calls run() as long as it lives: gives it a core of its own (ThreadPool).
+  void settle() const { pool_.settle(); }
+
   // Runs a batch that was checked and samples one token for each of its logits rows: `params` and `results`
   // have R entries. Then `scores` get the log-probabilities of their tokens, which are set: N entries. No
   // allocation. One run at a time: the caller's part.

@@ -72,6 +72,7 @@ void StepQueue::check_carried(const QueuedStep& step) const {
 }
 
 void StepQueue::loop() {
+  plan_.settle();
   std::unique_lock lock(signals_->mutex);
   while (true) {
     signals_->submitted.wait(lock, [&] { return stop_ || !waiting_.empty(); });

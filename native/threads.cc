@@ -2,6 +2,10 @@
 
 #include <cassert>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -29,9 +33,22 @@ void await_change(const std::atomic<std::uint32_t>& word, std::uint32_t seen, in
   while (word.load(std::memory_order_acquire) == seen) word.wait(seen, std::memory_order_acquire);
 }
 
+// The cores that this process may use, where they are `count`; else none.
+std::vector<int> cores_of(int count) {
+  std::vector<int> cores;
+#if defined(__linux__)
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) == count)
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+      if (CPU_ISSET(static_cast<std::size_t>(core), &allowed)) cores.push_back(core);
+#endif
+  static_cast<void>(count);
+  return cores;
+}
+
 }  // namespace
 
-ThreadPool::ThreadPool(int count) : size_(count) {
+ThreadPool::ThreadPool(int count) : size_(count), cores_(cores_of(count)) {
   assert(count >= 1);
   try {
     for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { loop(i); });
@@ -56,7 +73,22 @@ void ThreadPool::join() {
   workers_.clear();
 }
 
+// A thread that wakes while something else has its core for a moment may be put beside another of its pool.
+// Each then waits for the other at every barrier, and the system, which sees two short runs, leaves them
+// there.
+void ThreadPool::settle(int thread) const {
+#if defined(__linux__)
+  if (cores_.empty()) return;
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  CPU_SET(static_cast<std::size_t>(cores_[static_cast<std::size_t>(thread)]), &own);
+  static_cast<void>(sched_setaffinity(0, sizeof own, &own));  // refused, it may cost speed and nothing else
+#endif
+  static_cast<void>(thread);
+}
+
 void ThreadPool::loop(int thread) {
+  settle(thread);
   std::uint32_t seen = 0;
   while (true) {
     await_change(region_, seen, 4000, 50);

@@ -32,6 +32,10 @@ class ThreadPool {
 
   int size() const { return size_; }
 
+  // Keeps the calling thread, which is to call run() as long as it lives, on a core of its own, as the
+  // workers are from their start, where the process may use just as many cores as the pool has threads.
+  void settle() const { settle(0); }
+
   // Calls work(thread) on every thread, 0 being the caller, and returns when all have returned. `work` must
   // not throw.
   void run(const std::function<void(int)>& work);
@@ -41,9 +45,11 @@ class ThreadPool {
 
  private:
   void loop(int thread);
+  void settle(int thread) const;
   void join();
 
   const int size_;
+  const std::vector<int> cores_;  // one a thread, or none
   const OwnerProcess owner_;
   std::vector<std::thread> workers_;
   const std::function<void(int)>* work_ = nullptr;

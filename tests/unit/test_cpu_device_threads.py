@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -110,3 +112,43 @@ def test_a_forked_process_is_refused_and_can_end() -> None:
         "refused: the device was made before a fork and runs in the parent only",
         "child ended with 7",
     ]
+
+
+AFFINITY = """
+import os, sys
+from pathlib import Path
+from tests.tiny_models import TINY
+from tests.unit.test_cpu_device import GOOD, LIMITS
+from loadproof.devices.cpu import CpuDevice
+before = {task.name for task in Path("/proc/self/task").iterdir()}
+model = TINY["llama"]
+device = CpuDevice(model.graph, model.source, LIMITS, num_threads=int(sys.argv[1]))
+device.execute(GOOD)
+made = [int(task.name) for task in Path("/proc/self/task").iterdir() if task.name not in before]
+print(len(os.sched_getaffinity(0)), sorted(sorted(os.sched_getaffinity(task)) for task in made))
+device.close()
+"""
+
+
+def affinity(num_threads: int) -> tuple[int, list[list[int]]]:
+    """Cores that the caller may use after a step, and those of each thread that was made for steps."""
+    command = [sys.executable, "-c", AFFINITY, str(num_threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    count, cores = done.stdout.split(maxsplit=1)
+    return int(count), json.loads(cores)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system keeps threads where it likes")
+def test_as_many_threads_as_cores_have_one_each_and_the_caller_all() -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    assert affinity(len(allowed)) == (len(allowed), [[core] for core in allowed])
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system keeps threads where it likes")
+@pytest.mark.parametrize("more", [-1, 1])
+def test_fewer_or_more_threads_than_cores_go_where_the_system_puts_them(more: int) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    num_threads = max(1, len(allowed) + more)
+    if num_threads == len(allowed):
+        pytest.skip("there is one core")
+    assert affinity(num_threads) == (len(allowed), [allowed] * num_threads)
