@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 import httpx
 import openai
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 from tests.tiny_models import write_model
 
@@ -125,7 +125,7 @@ def running(model: str | Path, **settings: Any) -> Iterator[Running]:
         config = ServerConfig(host=host, port=port, **ours)
         app = create_app(llm, config)
         server = uvicorn.Server(uvicorn_config(app, config))
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), name="server")
+        thread = threading.Thread(target=lambda: uvloop.run(server.serve([listener])), name="server")
         thread.start()
         served = Running(f"http://{host}:{port}", llm, app, server, thread)
         try:

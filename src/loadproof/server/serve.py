@@ -14,12 +14,13 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
+import uvloop
 
 from loadproof.server.app import create_app
 from loadproof.server.connection import connections_within
 from loadproof.server.logs import configure_logging
 from loadproof.server.settings import ServerConfig
-from loadproof.server.sockets import address_error, bound_sockets, close_all, url_of
+from loadproof.server.sockets import bound_sockets, close_all, listen, url_of
 from loadproof.server.startup import log_model, log_url
 from loadproof.server.tls import tls_context
 
@@ -46,13 +47,14 @@ def serve(llm: LLM, config: ServerConfig, sockets: Sequence[socket.socket] = ())
         listening = listening or bound_sockets(config.host, config.port)
         app = create_app(llm, config)
         server = _Server(uvicorn_config(app, config), app, config)
+        listen(listening, config, server.config.backlog)
     except BaseException:
         close_all(listening)
         llm.close()
         raise
     configure_logging(config)
     log_model(llm)
-    asyncio.run(server.serve(listening))
+    uvloop.run(server.serve(listening))
     return server.exit_code
 
 
@@ -135,12 +137,8 @@ class _Server(uvicorn.Server):
             self._hurry.set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say where. Raises :class:`OSError` where another process came first."""
-        try:
-            await super().startup(sockets)
-        except OSError as error:
-            await self.lifespan.shutdown()
-            raise address_error(self._settings.host, self._settings.port, error) from error
+        """Accept connections, and say where."""
+        await super().startup(sockets)
         first = self.servers[0].sockets[0]
         log_url(url_of(first, self._settings), first.getsockname()[1], self._settings)
 

@@ -51,8 +51,20 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
             raise lacking
     except OSError as error:
         close_all(bound)
-        raise address_error(host, port, error) from error
+        raise _address_error(host, port, error) from error
     return bound
+
+
+def listen(bound: Iterable[socket.socket], config: ServerConfig, backlog: int) -> None:
+    """Let connections come, so many waiting to be accepted.
+
+    Raises :class:`AddressError` where another process has come first.
+    """
+    try:
+        for one in bound:
+            one.listen(backlog)
+    except OSError as error:
+        raise _address_error(config.host, config.port, error) from error
 
 
 def allow_connections() -> None:
@@ -76,8 +88,7 @@ def url_of(listening: socket.socket, config: ServerConfig) -> str:
     return f"{scheme}://{f'[{name}]' if ':' in name else name}:{listening.getsockname()[1]}"
 
 
-def address_error(host: str, port: int, error: OSError) -> AddressError:
-    """What went wrong with an address, for people."""
+def _address_error(host: str, port: int, error: OSError) -> AddressError:
     reason = _REASONS.get(error.errno or 0)
     if reason is None or isinstance(error, socket.gaierror):
         return AddressError(f"can't listen on {host}, port {port}: {error.strerror or error}")
