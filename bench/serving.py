@@ -19,18 +19,20 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
 from loadproof.bench import Workload, random_prompts
 
 _VOCAB_SIZE = 1 << 30  # the prompts' own range fits any common vocabulary
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 class ServingError(RuntimeError):
@@ -107,15 +109,61 @@ class Turns:
         return {**medians, "ratios": self.ratios, **asdict(self)}
 
 
-class Connection:
+@dataclass
+class Transcript:
+    """What came of an answer and when, as it came: it is read when nothing is measured any more."""
+
+    start: float
+    pieces: list[tuple[float, bytes]]
+
+    def answer(self, output_len: int) -> Answer:
+        """The times; raises :class:`ServingError` for an error, or other than so many tokens."""
+        times, num_tokens = [], 0
+        for moment, event in self._events():
+            if event.get("choices"):
+                times.append(moment - self.start)
+            if event.get("usage"):
+                num_tokens = event["usage"]["completion_tokens"]
+            if "error" in event:
+                raise ServingError(f"an error in the stream: {event['error']}")
+        if num_tokens != output_len or not times:
+            raise ServingError(f"{num_tokens} tokens of {output_len}")
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        return Answer(times[0], gaps, self.pieces[-1][0] - self.start, num_tokens)
+
+    def _events(self) -> Iterator[tuple[float, dict[str, Any]]]:
+        """Events, each with the moment at which its chunk was there."""
+        whole = b"".join(piece for _, piece in self.pieces)
+        head, _, body = whole.partition(b"\r\n\r\n")
+        lines = head.decode("latin-1").lower().split("\r\n")
+        if " 200" not in lines[0]:
+            raise ServingError(f"{lines[0]}: {body[:500].decode(errors='replace')}")
+        if "transfer-encoding: chunked" not in lines:
+            raise ServingError("the answer is no stream")
+        if not whole.endswith(_LAST_CHUNK):
+            raise ServingError("the stream was cut off")
+        ends = list(itertools.accumulate(len(piece) for _, piece in self.pieces))
+        at, rest = len(head) + 4, b""
+        while size := int(whole[at : (begin := whole.index(b"\r\n", at) + 2)].partition(b";")[0], 16):
+            at = begin + size + 2
+            moment = self.pieces[bisect_left(ends, at)][0]
+            *events, rest = (rest + whole[begin : begin + size]).split(b"\n")
+            for event in events:
+                if event.startswith(b"data: {"):
+                    yield moment, json.loads(event[6:])
+
+
+class Connection(asyncio.Protocol):
     """One connection to a server, for one request after the other."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._pieces: list[tuple[float, bytes]] = []
+        self._end: asyncio.Future[None] | None = None
 
-    async def complete(self, prompt: Sequence[int], output_len: int) -> Answer:
-        """Complete a prompt to just so many tokens; raises :class:`ServingError` where there are fewer."""
+    async def complete(self, prompt: Sequence[int], output_len: int) -> Transcript:
+        """Ask to complete a prompt to just so many tokens, and wait for the end."""
         body = {
             "model": self._server.model,
             "prompt": prompt,
@@ -127,86 +175,69 @@ class Connection:
         }
         request = self._server.request({name: value for name, value in body.items() if value is not None})
         start = time.perf_counter()
-        times, num_tokens = [], 0
-        async for event in self._events(request):
-            if event.get("choices"):
-                times.append(time.perf_counter() - start)
-            if event.get("usage"):
-                num_tokens = event["usage"]["completion_tokens"]
-            if "error" in event:
-                raise ServingError(f"an error in the stream: {event['error']}")
-        if num_tokens != output_len:
-            raise ServingError(f"{num_tokens} tokens of {output_len}")
-        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-        return Answer(times[0], gaps, time.perf_counter() - start, num_tokens)
-
-    async def _events(self, request: bytes) -> AsyncIterator[dict[str, Any]]:
-        rest = b""
-        async for piece in self._body(request):
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                if line.startswith(b"data: {"):
-                    yield json.loads(line[6:])
-
-    async def _body(self, request: bytes) -> AsyncIterator[bytes]:
-        """Pieces of an answer's body as they come, with a status other than 200 an error."""
-        kept = self._streams is not None
+        kept = self._transport is not None
         try:
-            reader, head = await self._sent(request)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            await self.close()
-            if not kept:
+            await self._ask(request)
+        except ConnectionError:
+            if not kept or self._pieces:
                 raise
-            reader, head = await self._sent(request)  # the server had closed a connection that was idle
-        if " 200 " not in head.partition("\r\n")[0]:
-            raise ServingError(f"{head.partition(chr(13))[0]}: {(await reader.read(500)).decode()}")
-        if "transfer-encoding: chunked" not in head:
-            raise ServingError("the answer is no stream")
-        while size := int((await reader.readline()).partition(b";")[0], 16):
-            yield await reader.readexactly(size)
-            await reader.readline()
-        await reader.readline()
-        if "connection: close" in head:
-            await self.close()
+            await self._ask(request)  # the server had closed a connection that was idle
+        return Transcript(start, self._pieces)
 
-    async def _sent(self, request: bytes) -> tuple[asyncio.StreamReader, str]:
-        """What a request's body is read from, and the head before it."""
-        reader, writer = await self._opened()
-        writer.write(request)
-        return reader, (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-
-    async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if self._streams is None:
+    async def _ask(self, request: bytes) -> None:
+        self._pieces = []
+        loop = asyncio.get_running_loop()
+        if self._transport is None:
             url = self._server.url
             tls = url.scheme == "https"
             port = url.port or (443 if tls else 80)
-            self._streams = await asyncio.open_connection(url.hostname, port, ssl=tls or None, limit=1 << 20)
-        return self._streams
+            self._transport, _ = await loop.create_connection(
+                lambda: self, str(url.hostname), port, ssl=tls or None
+            )
+        self._end = loop.create_future()
+        self._transport.write(request)
+        await self._end
 
-    async def close(self) -> None:
+    def data_received(self, data: bytes) -> None:
+        """Keep what came; the last chunk ends a stream, and whatever is none ends at once."""
+        self._pieces.append((time.perf_counter(), data))
+        tail = data if len(data) >= len(_LAST_CHUNK) else b"".join(piece for _, piece in self._pieces[-8:])
+        over = tail.endswith(_LAST_CHUNK) or (len(self._pieces) == 1 and b"chunked" not in data.lower())
+        if over and self._end is not None and not self._end.done():
+            self._end.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """An answer that is not over ends here: a stream with an error, any other one with what there is."""
+        self._transport = None
+        if self._end is not None and not self._end.done():
+            if self._pieces:
+                self._end.set_result(None)
+            else:
+                self._end.set_exception(ConnectionResetError("the server closed the connection"))
+
+    def close(self) -> None:
         """Close the connection; the next request opens another."""
-        if self._streams is not None:
-            (_, writer), self._streams = self._streams, None
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
 
 
 async def measure(
     server: Server, prompts: Sequence[Sequence[int]], output_len: int, connections: int
 ) -> Level:
     """Complete all prompts, so many at a time."""
-    waiting, answers = iter(prompts), []
+    waiting, transcripts = iter(prompts), []
 
     async def client() -> None:
         connection = Connection(server)
         for prompt in waiting:
-            answers.append(await connection.complete(prompt, output_len))
-        await connection.close()
+            transcripts.append(await connection.complete(prompt, output_len))
+        connection.close()
 
     start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(connections)))
-    return level(answers, connections, time.perf_counter() - start)
+    elapsed = time.perf_counter() - start
+    return level([one.answer(output_len) for one in transcripts], connections, elapsed)
 
 
 def level(answers: Sequence[Answer], connections: int, elapsed: float) -> Level:
@@ -298,8 +329,8 @@ _SIZES = {one.name: one.default for one in fields(Load) if one.default is not MI
 
 def measure_load(server: Server, load: Load) -> Level:
     """Put a load on a server, after a short warm-up; raises :class:`ServingError`."""
-    asyncio.run(measure(server, load.warm_up(), 4, 2))
-    return asyncio.run(measure(server, load.prompts(), load.output_len, load.connections))
+    uvloop.run(measure(server, load.warm_up(), 4, 2))
+    return uvloop.run(measure(server, load.prompts(), load.output_len, load.connections))
 
 
 def run(args: argparse.Namespace) -> list[Turns]:
@@ -343,7 +374,7 @@ def main() -> int:
     args = parse()
     try:
         measured = run(args)
-    except (ServingError, OSError, asyncio.IncompleteReadError) as error:
+    except (ServingError, OSError) as error:
         print(f"{args.url}: {error}", file=sys.stderr)
         return 1
     if args.json:
